@@ -1,0 +1,49 @@
+# Every target sets up its own environment in .venv; nothing is installed by hand.
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+OUT   := build
+
+.PHONY: setup demo test bench docs clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@for python in python3.11 python3; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "make: no Python 3.11 or newer found as python3.11 or python3: install one, e.g. apt-get install python3" >&2; exit 1; \
+	fi; \
+	if ! $$found -m venv $(VENV); then \
+	  echo "make: $$found cannot make a virtual environment: install its venv module, e.g. apt-get install python3-venv" >&2; exit 1; \
+	fi
+	@echo "setting up $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt hatchling editables
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  --no-build-isolation --editable '.[server,lab,dev]'
+	@touch $@
+
+# The four-region link cut in simulation: figures in build/demo, verdict on the terminal.
+demo: $(STAMP)
+	$(BIN)/tidings lab run sprinkler --scale quick --out $(OUT)/demo
+
+test: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n 2 --cov --cov-report=term
+
+bench: $(STAMP)
+	$(BIN)/tidings bench gc
+	$(BIN)/tidings bench sim
+
+# The command reference is generated from the commands themselves.
+docs: $(STAMP)
+	$(BIN)/typer tidings.cli.app utils docs --name tidings --title "The tidings command" --output docs/cli.md
+
+clean:
+	rm -rf $(VENV) $(OUT) dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

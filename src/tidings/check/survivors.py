@@ -1,0 +1,160 @@
+"""What a receipt must contain: the rows of [lo, hi) that survive collection by the committed events below asof.
+
+Worked out from the published table alone and independently of `core.history`, whose bugs a checker must not share:
+
+- A collector "before n" kills every earlier event below n. What such collectors below asof leave is a suffix, so they
+  only raise lo: to the largest n among them (a collector never reaches beyond itself).
+- On a by-key stream the next event with the same key is the killer. How many victims in [lo, hi) have a killer below
+  asof is a dominance count: numbers on one axis, killers on the other. All receipts are counted together by halving
+  the killers' axis bit by bit, stably (a wavelet matrix that keeps only its current level): about
+  log2(end) numpy passes over victims and receipts, no Python loop over either.
+- The expected hash sum is counted the same way, modulo 2**64. A run of counted events has no hashes; a receipt that
+  touches one is judged by its number of rows alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidings.core.hashing import row_hashes
+from tidings.core.ids import FIRST
+
+Ints: TypeAlias = NDArray[np.int64]
+Hashes: TypeAlias = NDArray[np.uint64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+def ints(rows: pa.Table, name: str, null: int = -1) -> Ints:
+    """A column of integers, with nulls replaced."""
+    values: Ints = rows[name].fill_null(null).to_numpy().astype(np.int64, copy=False)
+    return values
+
+
+def hashes(rows: pa.Table, name: str) -> Hashes:
+    """A column of hashes as the unsigned numbers they are; null is 0."""
+    return ints(rows, name, 0).view(np.uint64)
+
+
+def valid(rows: pa.Table, name: str) -> Mask:
+    """Where a column is not null."""
+    mask: Mask = rows[name].is_valid().to_numpy()
+    return mask
+
+
+def codes(rows: pa.Table, *names: str) -> Ints:
+    """One small integer per distinct combination of columns, for grouping; nulls are equal."""
+    combined = np.zeros(rows.num_rows, np.int64)
+    for name in names:
+        encoded = rows[name].combine_chunks().dictionary_encode(null_encoding="encode")
+        combined = combined * len(encoded.dictionary) + encoded.indices.to_numpy()
+        combined = np.unique(combined, return_inverse=True)[1]
+    return combined
+
+
+def prefix(values: NDArray[Any]) -> NDArray[Any]:
+    """Sums of the first 0, 1, 2, ... values (hashes wrap around)."""
+    return np.concatenate([np.zeros(1, values.dtype), np.cumsum(values, dtype=values.dtype)])
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What receipts must contain, one entry per receipt."""
+
+    rows: Ints
+    hash_sum: Hashes
+    hashed: Mask  # whether hash_sum is known
+    unknown: Ints  # how many of the receipt's numbers were never committed
+
+
+class Survivors:
+    """The committed numbers of one stream and what collects them."""
+
+    def __init__(self, published: pa.Table, policy: str) -> None:
+        rows = published.filter(published["seq"].is_valid()).sort_by("seq")
+        seq, count = ints(rows, "seq"), ints(rows, "count")
+        if len(seq):  # where two events claim a number the first is believed; `integrity` reports it
+            first = np.append(True, seq[1:] >= np.maximum.accumulate(seq + count)[:-1])
+            rows, seq, count = rows.filter(pa.array(first)), seq[first], count[first]
+        self.seq, self.count = seq, count
+        self.end = int(seq[-1] + count[-1]) if len(seq) else FIRST
+        self._numbers = prefix(count)
+        known = valid(rows, "hash")
+        row = np.where(known, row_hashes(seq, hashes(rows, "hash")), np.uint64(0))
+        self._known, self._hashes = prefix(known.astype(np.int64)), prefix(row)
+
+        before = valid(rows, "before")
+        self._collectors = seq[before]
+        reach = np.minimum(ints(rows, "before")[before], self._collectors)
+        self._reach = np.maximum.accumulate(np.append(0, reach))
+
+        self._victims, self._killers, self._victim_hashes = seq[:0], seq[:0], row[:0]
+        if "by-key" in policy.split(","):
+            victim, killer = _same_key(rows)
+            self._victims, self._killers, self._victim_hashes = seq[victim], seq[killer], row[victim]
+
+    def numbers(self, lo: Ints, hi: Ints) -> Ints:
+        """How many numbers of each [lo, hi) are committed."""
+        return self._below(hi) - self._below(lo)
+
+    def expect(self, lo: Ints, hi: Ints, asof: Ints) -> Expected:
+        """The rows of each [lo, hi) that survive the collectors below its asof, counted and summed."""
+        unknown = hi - lo - self.numbers(lo, hi)
+        lo = np.minimum(np.maximum(lo, self._reach[np.searchsorted(self._collectors, asof)]), hi)
+        numbers = self.numbers(lo, hi)
+        start, stop = np.searchsorted(self.seq, lo), np.searchsorted(self.seq, hi)
+        dead, dead_sum = dominated(
+            self._killers,
+            self._victim_hashes,
+            np.searchsorted(self._victims, lo),
+            np.searchsorted(self._victims, hi),
+            np.clip(asof, 0, self.end),
+        )
+        return Expected(
+            rows=numbers - dead,
+            hash_sum=self._hashes[stop] - self._hashes[start] - dead_sum,
+            hashed=self._known[stop] - self._known[start] == numbers,
+            unknown=unknown,
+        )
+
+    def _below(self, bound: Ints) -> Ints:
+        """How many committed numbers lie below a bound, which may fall inside a run."""
+        if not len(self.seq):
+            return np.zeros_like(bound)
+        run = np.maximum(np.searchsorted(self.seq, bound, side="right") - 1, 0)
+        below: Ints = self._numbers[run] + np.clip(bound - self.seq[run], 0, self.count[run])
+        return below
+
+
+def _same_key(rows: pa.Table) -> tuple[Ints, Ints]:
+    """Indices of the rows that a later row with the same key collects, ascending, and of those later rows."""
+    key = codes(rows, "key")
+    keyed = np.flatnonzero(valid(rows, "key"))
+    order = keyed[np.argsort(key[keyed], kind="stable")]
+    same = key[order[1:]] == key[order[:-1]]
+    victim, killer = order[:-1][same], order[1:][same]
+    ascending = np.argsort(victim)
+    return victim[ascending], killer[ascending]
+
+
+def dominated(values: Ints, weights: Hashes, left: Ints, right: Ints, limit: Ints) -> tuple[Ints, Hashes]:
+    """For each query: how many of values[left:right] lie below limit, and the sum of their weights."""
+    count, total = np.zeros(len(limit), np.int64), np.zeros(len(limit), np.uint64)
+    if not len(values) or not len(limit):
+        return count, total
+    for bit in reversed(range(int(max(values.max(), limit.max())).bit_length())):
+        low = (values >> bit) & 1 == 0
+        lows, low_weights = prefix(low.astype(np.int64)), prefix(np.where(low, weights, np.uint64(0)))
+        above = (limit >> bit) & 1 == 1  # then every low value in the range is below the limit
+        low_left, low_right = lows[left], lows[right]
+        count += np.where(above, low_right - low_left, 0)
+        total += np.where(above, low_weights[right] - low_weights[left], np.uint64(0))
+        left = np.where(above, lows[-1] + left - low_left, low_left)
+        right = np.where(above, lows[-1] + right - low_right, low_right)
+        order = np.concatenate([np.flatnonzero(low), np.flatnonzero(~low)])
+        values, weights = values[order], weights[order]
+    return count, total

@@ -1,0 +1,51 @@
+"""The command `tidings`: one module per command, and the four exit codes users script against.
+
+0 good; 1 error, one line on stderr that says what, with which value, and what to do; 2 wrong usage;
+3 ran well, but a claim, audit or invariant does not hold. Command modules import what they run inside the
+function that runs it, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from tidings.cli import bench, check, lab, sim, version
+from tidings.core.errors import TidingsError
+
+EXTRAS = {"matplotlib": "lab", "numba": "server"}
+
+app = typer.Typer(
+    name="tidings",
+    help="Reliable event broadcast across regions: simulate it, break it, check it, measure it.",
+    epilog="Example: tidings sim scenarios/sprinkler-link-cut.toml --seed 7",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("sim", epilog=sim.EXAMPLE)(sim.sim)
+app.command("check", epilog=check.EXAMPLE)(check.check)
+app.add_typer(lab.app, name="lab")
+app.add_typer(bench.app, name="bench")
+app.command("version", epilog=version.EXAMPLE)(version.version)
+
+
+def main() -> None:
+    """Run the command line; whatever goes wrong becomes one line and exit code 1."""
+    try:
+        app()
+    except (TidingsError, OSError) as error:
+        fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        fail(f"this command needs {error.name}: pip install 'tidings[{EXTRAS[error.name]}]'")
+
+
+def fail(text: str) -> None:
+    """Say on one line of stderr what went wrong, and leave with exit code 1."""
+    print("tidings: " + " ".join(text.split()), file=sys.stderr)
+    sys.exit(1)

@@ -1,0 +1,345 @@
+"""Storage of a history's Arrow rows: chunks in ascending order, and for each row the number that collected it by key.
+
+A chunk is an immutable `ArrowRows` with a mutable array ``dead`` beside it (only on by-key streams). One integer
+table describes all chunks (first number, rows, addresses of the numbers and of ``dead``, rows alive), so that a
+compiled kernel can find and mark any row without Python touching it. Rows collected by "before n" are not marked:
+they are those below ``low``, which callers pass in.
+
+Small batches are gathered: when a run of small chunks gets long it becomes one chunk, so thousands of tiny accepts
+stay cheap to read. `compact` rewrites chunks of which at least half can go, together with small neighbours, within
+a budget of rows: each copied row is paid for by one that died, so memory stays proportional to the rows alive and
+no call takes long.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidings.core.errors import BadInput
+from tidings.core.hashing import Seqs
+from tidings.core.ids import NEVER
+from tidings.core.keyindex import KeyIndex
+from tidings.core.rows import NO_ROWS, ArrowRows, Rows
+from tidings.core.span import Span
+
+CHUNK_ROWS = 16384  # ours, because a rewrite of so many takes about a millisecond, and batches of this size pay (SP1)
+SMALL_ROWS = 256  # ours: smaller chunks are gathered; their origins are still few enough to scan
+GATHER_ROWS = 2048  # ours: `compact` takes smaller neighbours along; copying larger ones costs more than it saves
+SMALL_RUN = 32  # ours: so many small chunks in a row are gathered into one
+COLUMN_KEY, COLUMN_BEFORE = 1, 3  # positions in ROW_SCHEMA
+FIRST_ROW, COUNT, SEQS, DEAD, ALIVE, WIDTH = range(6)  # columns of the table
+ROW_STATE_BYTES = 8
+
+
+class Chunk(NamedTuple):
+    """Rows and, on a by-key stream, the number that collected each by its key (NEVER while none has)."""
+
+    rows: ArrowRows
+    dead: Seqs | None
+
+    def span_of(self, lo: int, hi: int) -> tuple[int, int]:
+        """Positions of the rows in [lo, hi)."""
+        rows = self.rows
+        if rows.seqs is not None:
+            start, stop = rows.seqs.searchsorted((lo, hi)).tolist()
+            return start, stop
+        count = rows.count
+        return min(max(lo - rows.first, 0), count), min(max(hi - rows.first, 0), count)
+
+    def number(self, position: int) -> int:
+        """The number of the row at a position."""
+        seqs = self.rows.seqs
+        return self.rows.first + position if seqs is None else int(seqs[position])
+
+
+class Claim(NamedTuple):
+    """Keys that were entered in the index, with their numbers and the numbers they replaced (or -1)."""
+
+    keys: pa.Array
+    numbers: Seqs
+    previous: Seqs
+
+
+class Chunks:
+    """All stored Arrow rows of one stream."""
+
+    def __init__(self, by_key: bool, seed: int = 0) -> None:
+        self.live = 0
+        self.stored = 0
+        self.last_kill = 0
+        self.index = KeyIndex(seed) if by_key else None
+        self._chunks: list[Chunk] = []
+        self._firsts: list[int] = []
+        self._table: NDArray[np.int64] = np.zeros((8, WIDTH), dtype=np.int64)
+        self._small = 0  # how many chunks at the end are small
+        self._cursor = NEVER  # compaction works downwards and stopped above this number
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held: rows, their state, the index."""
+        total = sum([chunk.rows.nbytes for chunk in self._chunks]) + self._table.nbytes
+        if self.index is not None:
+            total += ROW_STATE_BYTES * self.stored + self.index.nbytes
+        return total
+
+    # --- taking in --------------------------------------------------------------------------------------
+
+    def collectors(self, rows: Rows) -> list[tuple[int, int]]:
+        """The (number, n) of the "before n" events among rows."""
+        if not isinstance(rows, ArrowRows) or not rows.count:
+            return []
+        befores = rows.batch.column(COLUMN_BEFORE)
+        if befores.null_count == rows.count:
+            return []
+        return [(s, n) for s, n in zip(rows.numbers.tolist(), befores.to_pylist(), strict=True) if n is not None]
+
+    def claim(self, rows: Rows) -> Claim | None:
+        """Enter the rows' keys in the index: what they replace. `BadInput` changes nothing."""
+        if not rows.count:
+            return None
+        if not isinstance(rows, ArrowRows):
+            raise BadInput("counted rows do not go with Arrow rows; use one kind per stream")
+        if self.index is None:
+            return None
+        keys, numbers = rows.batch.column(COLUMN_KEY), rows.numbers
+        return Claim(keys, numbers, self.index.replace(keys, numbers))
+
+    def unclaim(self, claim: Claim | None) -> None:
+        """Undo a `claim`."""
+        if self.index is not None and claim is not None:
+            self.index.restore(claim.keys, claim.previous)
+
+    def append(self, span: Span, claim: Claim | None, low: int) -> None:
+        """Store rows above all others, and mark those at or above low that they collect by key."""
+        rows = span.rows
+        if not isinstance(rows, ArrowRows) or not rows.count:
+            return
+        if rows.count <= 2 * CHUNK_ROWS:
+            self._push(rows)
+        else:
+            numbers = rows.numbers
+            for start in range(0, rows.count, CHUNK_ROWS):
+                self._push(rows.slice(int(numbers[start]), int(numbers[start : start + CHUNK_ROWS][-1]) + 1))
+        self.live += rows.count
+        self.stored += rows.count
+        if claim is not None:
+            self._mark(claim, low)
+        self._small = self._small + 1 if rows.count < SMALL_ROWS else 0
+        if self._small >= SMALL_RUN:
+            self._rewrite(len(self._chunks) - self._small, len(self._chunks), 0, 0)
+
+    def sink(self, old: int, low: int, killer: int) -> None:
+        """Count the rows in [old, low) as collected; the caller remembers by which number."""
+        table = self._table
+        before = self.live
+        for at in range(max(bisect_right(self._firsts, old) - 1, 0), bisect_left(self._firsts, low)):
+            chunk = self._chunks[at]
+            start, _ = chunk.span_of(low, NEVER)
+            alive = chunk.rows.count - start
+            if chunk.dead is not None:
+                alive = int(np.count_nonzero(chunk.dead[start:] == NEVER))
+            self.live += alive - int(table[at, ALIVE])
+            table[at, ALIVE] = alive
+        if self.live < before:
+            self.last_kill = max(self.last_kill, killer)
+
+    # --- asking -----------------------------------------------------------------------------------------
+
+    def survivors(self, lo: int, hi: int, asof: int, low: int, limit: int = NEVER) -> tuple[Rows, int]:
+        """At most ``limit`` rows of [lo, hi) at or above low and not collected below asof, and where they end."""
+        lo = max(lo, low)
+        parts: list[ArrowRows] = []
+        for at in range(max(bisect_right(self._firsts, lo) - 1, 0), bisect_left(self._firsts, hi)):
+            chunk = self._chunks[at]
+            start, stop = chunk.span_of(lo, hi)
+            if start >= stop:
+                continue
+            keep: NDArray[np.intp] | None = None
+            found = stop - start
+            if chunk.dead is not None and self._table[at, ALIVE] < chunk.rows.count:
+                keep = np.flatnonzero(chunk.dead[start:stop] >= asof)
+                found = len(keep)
+            cut = found > limit
+            if cut:
+                hi = chunk.number(start + (limit if keep is None else int(keep[limit])))
+                keep, found = None if keep is None else keep[:limit], limit
+            if found:
+                part = chunk.rows.slice(lo, hi)
+                parts.append(part if keep is None else part.take(keep))
+            if cut:
+                break
+            limit -= found
+        return (parts[0].concat(parts[1:]) if parts else NO_ROWS), hi
+
+    def dead_at(self, seq: int) -> int | None:
+        """The number that collected a stored row by key, NEVER if none has; None if the row is not stored."""
+        at = bisect_right(self._firsts, seq) - 1
+        if at < 0:
+            return None
+        chunk = self._chunks[at]
+        start, stop = chunk.span_of(seq, seq + 1)
+        if start == stop:
+            return None
+        return NEVER if chunk.dead is None else int(chunk.dead[start])
+
+    def first_since(self, cutoff: float, low: int, horizon: int) -> int:
+        """The first stored number at or above low that was published at or after the cutoff, else the horizon."""
+        for chunk in self._chunks[max(bisect_right(self._firsts, low) - 1, 0) :]:
+            for origin in chunk.rows.origins:
+                if origin.hi > low and origin.at >= cutoff:
+                    return max(origin.lo, low)
+        return horizon
+
+    # --- dropping ---------------------------------------------------------------------------------------
+
+    def compact(self, limit: int, low: int, budget: int) -> int:
+        """Drop rows below low or collected below limit, looking at about ``budget`` of them; how many went."""
+        before = self.stored
+        self._drop_below(low)
+        if self.index is not None:
+            self._rewrite_sparse(limit, low, budget)
+            if len(self.index) > 2 * self.live + SMALL_ROWS:
+                self.index.forget(low)
+        return before - self.stored
+
+    def _drop_below(self, low: int) -> None:
+        """Chunks that end below low go as a whole."""
+        end = bisect_right(self._firsts, low) - 1
+        if end >= 0 and self._chunks[end].number(self._chunks[end].rows.count - 1) < low:
+            end += 1
+        if end > 0:
+            self.stored -= int(self._table[:end, COUNT].sum())
+            self._splice(0, end, None)
+
+    def _rewrite_sparse(self, limit: int, low: int, budget: int) -> None:
+        """Continue the downward pass over the chunks of which at least half is dead, as far as the budget goes."""
+        end = bisect_left(self._firsts, self._cursor)
+        while budget > 0:
+            table = self._table[:end]
+            sparse = np.flatnonzero(table[:, ALIVE] * 2 <= table[:, COUNT])
+            if not len(sparse):
+                end = len(self._chunks)
+                break
+            last = int(sparse[-1])
+            droppable = self._droppable(last, limit, low)
+            budget -= int(table[last, COUNT])
+            end = last
+            if droppable * 2 >= table[last, COUNT]:
+                end = self._group(last)
+                budget -= int(table[end:last, COUNT].sum())
+                self._rewrite(end, last + 1, limit, low)
+        self._cursor = self._firsts[end] if end < len(self._chunks) else NEVER
+
+    def _droppable(self, at: int, limit: int, low: int) -> int:
+        """How many rows of a chunk may go; fewer than its dead ones while a lease holds them."""
+        chunk = self._chunks[at]
+        start, _ = chunk.span_of(low, NEVER)
+        assert chunk.dead is not None
+        return start + int(np.count_nonzero(chunk.dead[start:] < limit))
+
+    def _group(self, last: int) -> int:
+        """Where the run of chunks begins that is worth rewriting together with this one."""
+        first = last
+        count, alive = int(self._table[last, COUNT]), int(self._table[last, ALIVE])
+        while first > 0:
+            more, of_it_alive = int(self._table[first - 1, COUNT]), int(self._table[first - 1, ALIVE])
+            worthwhile = 2 * of_it_alive <= more or more <= min(GATHER_ROWS, 2 * alive)
+            if not worthwhile or alive + of_it_alive > CHUNK_ROWS or count + more > 4 * CHUNK_ROWS:
+                break
+            first, count, alive = first - 1, count + more, alive + of_it_alive
+        return first
+
+    def _rewrite(self, first: int, end: int, limit: int, low: int) -> None:
+        """Make one chunk of several, without the rows below low or collected below limit."""
+        parts: list[ArrowRows] = []
+        deads: list[Seqs | None] = []
+        for rows, dead in self._chunks[first:end]:
+            if dead is None or limit == 0:
+                parts.append(rows)
+                deads.append(dead)
+                continue
+            keep = dead >= limit
+            if rows.first < low:
+                keep &= rows.numbers >= low
+            parts.append(rows.take(keep))
+            deads.append(dead[keep])
+        alive = int(self._table[first:end, ALIVE].sum())
+        merged = parts[0].concat(parts[1:])
+        self.stored -= int(self._table[first:end, COUNT].sum()) - merged.count
+        assert isinstance(merged, ArrowRows)
+        chunk = Chunk(
+            merged, None if self.index is None else np.concatenate([dead for dead in deads if dead is not None])
+        )
+        self._splice(first, end, chunk if merged.count else None, alive)
+
+    # --- the list of chunks and its table ---------------------------------------------------------------
+
+    def _push(self, rows: ArrowRows) -> None:
+        size = len(self._chunks)
+        if size == len(self._table):
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+        chunk = Chunk(rows, None if self.index is None else np.full(rows.count, NEVER))
+        self._chunks.append(chunk)
+        self._firsts.append(rows.first)
+        self._table[size] = _described(chunk, rows.count)
+
+    def _splice(self, first: int, end: int, chunk: Chunk | None, alive: int = 0) -> None:
+        """Put one chunk, or none, in the place of several."""
+        size = len(self._chunks)
+        new = [] if chunk is None else [chunk]
+        table = self._table
+        table[first + len(new) : size - (end - first) + len(new)] = table[end:size]
+        for one in new:
+            table[first] = _described(one, alive)
+        self._chunks[first:end] = new
+        self._firsts[first:end] = [one.rows.first for one in new]
+        size = len(self._chunks)
+        self._small = 0
+        while self._small < size and table[size - 1 - self._small, COUNT] < SMALL_ROWS:
+            self._small += 1
+
+    def _mark(self, claim: Claim, low: int) -> None:
+        """Give each row that is replaced the number that replaces it.
+
+        A row at or above low that the index names is stored and alive: nothing but its key could have collected it.
+        """
+        assert self.index is not None
+        if self.index.compiled:
+            killed, last = self.index.mark(self._table[: len(self._chunks)], claim.numbers, claim.previous, low)
+        else:
+            killed, last = self._mark_small(claim, low)
+        self.live -= killed
+        self.last_kill = max(self.last_kill, last)
+
+    def _mark_small(self, claim: Claim, low: int) -> tuple[int, int]:
+        killed = last = 0
+        losses: dict[int, int] = {}
+        for victim, killer in zip(claim.previous.tolist(), claim.numbers.tolist(), strict=True):
+            if victim >= low:
+                at = bisect_right(self._firsts, victim) - 1
+                rows, dead = self._chunks[at]
+                assert dead is not None
+                dead[victim - rows.first if rows.seqs is None else rows.seqs.searchsorted(victim)] = killer
+                losses[at] = losses.get(at, 0) + 1
+                killed += 1
+                last = killer
+        for at, lost in losses.items():
+            self._table[at, ALIVE] -= lost
+        return killed, last
+
+
+def _described(chunk: Chunk, alive: int) -> tuple[int, int, int, int, int]:
+    rows, dead = chunk
+    seqs = 0 if rows.seqs is None else _address(rows.seqs)
+    return rows.first, rows.count, seqs, 0 if dead is None else _address(dead), alive
+
+
+def _address(array: Seqs) -> int:
+    if array.strides != (8,):
+        raise BadInput(f"row numbers must be contiguous 8-byte integers, not {array.dtype} every {array.strides} bytes")
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,426 @@
+"""The history of a stream: all committed knowledge a node has of it, from the first number to its horizon.
+
+Rows are kept with the number that collected them, so one history answers for every asof in [floor, horizon]: the
+rows of [lo, hi) are those not collected by an event below asof. Two kinds of event collect (A1.45): on a by-key
+stream a row collects the earlier row with its key; a "before n" event collects every row below n. The latter form a
+staircase of (number, low), the former mark single rows (`Chunks`). A row collected twice keeps the first number.
+
+Spans from others may have been collected up to an asof beyond the horizon; what collected them follows later. The
+floor rises to that asof, and until the horizon reaches it the history remembers its pieces as they came and hands
+them on unchanged. A full span does not raise the floor, because what has all rows had them at every earlier asof.
+
+Guarantee: two histories of one committed stream, whatever spans they were built from, answer alike wherever both
+answer. What cannot be true (a row that survives as of a number above the event that collects it, or known rows that
+differ) is a `Contradiction`, and leaves the history as it was.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from tidings.core.chunks import Chunks, Claim
+from tidings.core.errors import AsofGone, BadInput, Contradiction, NotYet
+from tidings.core.gc import NONE, GcPolicy
+from tidings.core.ids import FIRST, NEVER, StreamId
+from tidings.core.lens import ALL
+from tidings.core.rows import NO_ROWS, ArrowRows, CountedRows, Rows
+from tidings.core.span import Span, join
+
+PURGE_ROWS = 1 << 16  # ours, because looking at so many rows takes a few milliseconds; the rest waits for the next call
+
+Collector = tuple[int, int]
+"""The number of a "before n" event, and its n."""
+
+
+class Piece(NamedTuple):
+    """A range that is known as of one number, as it came."""
+
+    lo: int
+    hi: int
+    asof: int
+
+
+class Staircase:
+    """What "before n" events have collected: as of a number, everything below some low."""
+
+    def __init__(self) -> None:
+        self._seqs: list[int] = []
+        self._lows: list[int] = []  # both ascend strictly
+
+    @property
+    def top(self) -> int:
+        """The low that all steps together have reached."""
+        return self._lows[-1] if self._lows else FIRST
+
+    def low(self, asof: int) -> int:
+        """Everything below this is collected by the events below asof."""
+        at = bisect_left(self._seqs, asof)
+        return self._lows[at - 1] if at else FIRST
+
+    def killer(self, seq: int) -> int:
+        """The first event that collected a number, or NEVER."""
+        at = bisect_right(self._lows, seq)
+        return self._seqs[at] if at < len(self._seqs) else NEVER
+
+    def add(self, seq: int, low: int) -> None:
+        """Event ``seq`` collects everything below low."""
+        if self.low(seq + 1) >= low:
+            return
+        at = end = bisect_left(self._seqs, seq)
+        while end < len(self._lows) and self._lows[end] <= low:
+            end += 1
+        self._seqs[at:end] = [seq]
+        self._lows[at:end] = [low]
+
+    def prune(self, floor: int) -> None:
+        """Forget how the low was reached that holds as of floor."""
+        spare = bisect_left(self._seqs, floor) - 1
+        if spare > 0:
+            del self._seqs[:spare], self._lows[:spare]
+
+
+class CountedStore:
+    """Storage for counted rows, of which there is nothing to store: survivors are what is not below the low."""
+
+    def __init__(self) -> None:
+        self.last_kill = 0
+        self._size = 0
+        self._horizon = FIRST
+        self._bottom = FIRST
+        self._low = FIRST
+        self._collectors: list[Collector] = []
+
+    @property
+    def live(self) -> int:
+        return max(self._horizon - self._low, 0)
+
+    @property
+    def stored(self) -> int:
+        return max(self._horizon - self._bottom, 0)
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored * self._size
+
+    def collectors(self, rows: Rows) -> list[Collector]:
+        return list(rows.collectors) if isinstance(rows, CountedRows) else []
+
+    def claim(self, rows: Rows) -> None:
+        """Refuse rows that cannot be counted together with the others."""
+        if rows.count and not isinstance(rows, CountedRows):
+            raise BadInput("Arrow rows do not go with counted rows; use one kind per stream")
+        if isinstance(rows, CountedRows) and rows.count and self._size not in (0, rows.size):
+            raise BadInput(f"counted rows of {rows.size} bytes do not go with rows of {self._size}; use one size")
+
+    def unclaim(self, claim: Claim | None) -> None:
+        """Nothing was entered."""
+
+    def append(self, span: Span, claim: Claim | None, low: int) -> None:
+        """Count the rows of a span above all others."""
+        self._horizon = span.hi
+        if isinstance(span.rows, CountedRows) and span.rows.count:
+            self._size = span.rows.size
+            self._collectors.extend(span.rows.collectors)
+
+    def sink(self, old: int, low: int, killer: int) -> None:
+        """Rows in [old, low) are collected."""
+        self._low = low
+        self.last_kill = max(self.last_kill, killer)
+
+    def survivors(self, lo: int, hi: int, asof: int, low: int, limit: int = NEVER) -> tuple[Rows, int]:
+        """At most ``limit`` rows of [lo, hi) at or above low, and where they end."""
+        first = max(lo, low)
+        if first >= hi:
+            return NO_ROWS, hi
+        if hi - first > limit:
+            hi = first + limit
+        all_of_them = self._collectors
+        inside = all_of_them[bisect_left(all_of_them, (first,)) : bisect_left(all_of_them, (hi,))]
+        return CountedRows(first, hi, self._size, tuple(inside)), hi
+
+    def dead_at(self, seq: int) -> int | None:
+        """No row is collected by key; None if it is not stored."""
+        return NEVER if self._bottom <= seq < self._horizon else None
+
+    def compact(self, limit: int, low: int, budget: int) -> int:
+        """Drop the rows below low."""
+        dropped = max(low - self._bottom, 0)
+        self._bottom += dropped
+        del self._collectors[: bisect_left(self._collectors, (low,))]
+        return dropped
+
+
+class History:
+    """Committed knowledge of one stream: [FIRST, horizon), for every asof in [floor, horizon]."""
+
+    def __init__(
+        self,
+        stream: StreamId,
+        policy: GcPolicy = NONE,
+        counted: bool = False,
+        leases: Mapping[str, int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        if counted and (policy.by_key or policy.older_than is not None):
+            raise BadInput(f"{stream}: counted rows have neither key nor time, so {policy} needs Arrow rows")
+        self.stream = stream
+        self.policy = policy
+        self.horizon = FIRST
+        self.floor = FIRST
+        self.collected_collectors = 0
+        self._store: Chunks | CountedStore = CountedStore() if counted else Chunks(policy.by_key, seed)
+        self._counted = counted
+        self._stairs = Staircase()
+        self._collectors: list[Collector] = []
+        self._pieces: list[Piece] = []  # only while one of them is known as of a number beyond the horizon
+        self._ahead = FIRST  # the largest asof of a piece
+        self._leases: dict[str, int] = dict(leases or {})
+
+    @property
+    def live(self) -> int:
+        """Rows that nothing has collected."""
+        return self._store.live
+
+    @property
+    def collected(self) -> int:
+        """Numbers below the horizon without a live row."""
+        return self.horizon - FIRST - self._store.live
+
+    @property
+    def rows_stored(self) -> int:
+        """Rows held, dead ones included."""
+        return self._store.stored
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held."""
+        return self._store.nbytes
+
+    @property
+    def low(self) -> int:
+        """Every row below this has been collected by a "before n" event."""
+        return self._stairs.top
+
+    # --- taking in --------------------------------------------------------------------------------------
+
+    def accept(self, span: Span) -> Span | None:
+        """Append what is new in a span and apply what it collects; the new part, or None if there is none."""
+        if span.stream != self.stream or span.lens != ALL:
+            raise BadInput(f"a history of {self.stream} takes whole spans of it, not {span.stream} {span.lens.text!r}")
+        if span.lo > self.horizon:
+            raise NotYet(f"{self.stream}: [{span.lo}, {span.hi}) is beyond horizon {self.horizon}", self.horizon)
+        if span.lo < self.horizon:
+            self._agree(span)
+            if span.hi <= self.horizon:
+                return None
+            span = span.slice(self.horizon, span.hi)
+        elif span.lo >= span.hi:
+            return None
+        rows = span.rows
+        if rows.count and not _within(rows, span.lo, span.hi):
+            raise BadInput(f"{self.stream}: [{span.lo}, {span.hi}) has rows outside of it")
+        collectors = self._store.collectors(rows)
+        steps = [(seq, min(before, seq)) for seq, before in collectors]
+        if self._counted and not span.full:  # only "before n" can have collected counted rows: it says as of when
+            steps.append((span.asof - 1, _first(rows, span.hi)))
+        claim = self._store.claim(rows)
+        if span.asof > span.lo or self._pieces:
+            try:
+                self._refuse_contradictions(span, claim, steps)
+            except Contradiction:
+                self._store.unclaim(claim)
+                raise
+        self._store.append(span, claim, self.low)
+        self._collectors.extend(collectors)
+        for seq, low in steps:
+            self._sink(seq, low)
+        self._advance(span)
+        return span
+
+    def _agree(self, span: Span) -> None:
+        """Check the part of a span that is known already; the better known claim may say less, never other."""
+        lo, hi = span.lo, min(span.hi, self.horizon)
+        if lo >= hi:
+            return
+        if self.horizon < self.floor:
+            known = self.know(lo, hi)
+        else:
+            asof = min(max(span.asof, lo, self.floor), self.horizon)
+            known = [self.rows(lo, hi, asof)]
+        join(known, (span.slice(lo, hi),))
+
+    def _refuse_contradictions(self, span: Span, claim: Claim | None, steps: list[Collector]) -> None:
+        """Raise if an event of the span collects a row that survives as of a later number."""
+        pieces = self._pieces or [Piece(FIRST, self.horizon, self.horizon)]
+        if claim is not None:
+            _, killers, previous = claim
+            known = np.array([*pieces, (span.lo, span.hi, span.asof)], dtype=np.int64)
+            asofs = known[known[:, 0].searchsorted(previous, "right") - 1, 2]
+            wrong = np.flatnonzero((previous >= 0) & (asofs > killers))
+            if len(wrong):
+                at = int(wrong[0])
+                raise self._contradiction(int(killers[at]), int(previous[at]), int(asofs[at]))
+        for seq, low in steps:
+            for lo, hi, asof in pieces:
+                if asof > seq and lo < low:
+                    found, _ = self._store.survivors(lo, min(hi, low), asof, self._stairs.low(asof), 1)
+                    if found.count:
+                        raise self._contradiction(seq, _first(found, hi), asof)
+            if span.asof > seq and _first(span.rows, span.hi) < low:
+                raise self._contradiction(seq, _first(span.rows, span.hi), span.asof)
+
+    def _contradiction(self, killer: int, victim: int, asof: int) -> Contradiction:
+        return Contradiction(
+            f"{self.stream}: event {killer} collects row {victim}, which is said to survive as of {asof}"
+        )
+
+    def _sink(self, seq: int, low: int) -> None:
+        old = self.low
+        self._stairs.add(seq, low)
+        if low > old:
+            self._store.sink(old, low, seq)
+            self.collected_collectors += self.collectors_in(old, low)
+
+    def _advance(self, span: Span) -> None:
+        """Move horizon and floor over a span that has been stored, and keep the pieces while they are needed."""
+        old = self.horizon
+        self.horizon = span.hi
+        lifted = not span.full and span.asof > self.floor
+        if self._pieces or span.asof > span.hi:
+            if not self._pieces and old > FIRST:
+                self._pieces = [Piece(FIRST, old, old)]
+            elif lifted and self.floor <= old:  # until now all of it could be told as of the old horizon
+                pieces, self._pieces = self._pieces, []
+                for piece in pieces:
+                    self._add_piece(piece.lo, piece.hi, max(piece.asof, old))
+            self._add_piece(span.lo, span.hi, span.asof)
+            self._ahead = max(self._ahead, span.asof)
+        if lifted:
+            self.floor = span.asof
+        if self._pieces and self.horizon >= self._ahead:
+            self._pieces = []
+
+    def _add_piece(self, lo: int, hi: int, asof: int) -> None:
+        pieces = self._pieces
+        if pieces and pieces[-1].asof == asof:
+            pieces[-1] = Piece(pieces[-1].lo, hi, asof)
+        else:
+            pieces.append(Piece(lo, hi, asof))
+
+    # --- asking -----------------------------------------------------------------------------------------
+
+    def rows(self, lo: int, hi: int, asof: int) -> Span:
+        """Exactly the rows of [lo, hi) that survive collection by the events below asof."""
+        if not FIRST <= lo < hi:
+            raise BadInput(f"{self.stream}: [{lo}, {hi}) is not a range of numbers")
+        if asof < self.floor:
+            raise AsofGone(f"{self.stream}: as of {asof} is forgotten; ask as of {self.floor} or later", self.floor)
+        if hi > self.horizon or asof > self.horizon:
+            raise NotYet(f"{self.stream}: [{lo}, {hi}) as of {asof} is beyond horizon {self.horizon}", self.horizon)
+        return self._survivors(lo, hi, asof, NEVER)
+
+    def know(self, lo: int, hi: int, limit_rows: int | None = None) -> list[Span]:
+        """The best that is known of [lo, hi) up to the horizon, cut short after about so many rows."""
+        hi = min(hi, self.horizon)
+        limit = NEVER if limit_rows is None else max(limit_rows, 1)
+        if lo >= hi:
+            return []
+        if self.horizon >= self.floor:
+            return [self._survivors(lo, hi, self.horizon, limit)]
+        spans: list[Span] = []
+        for piece in self._pieces[bisect_right(self._pieces, (lo, NEVER)) - 1 :]:
+            if piece.lo >= hi or limit <= 0:
+                break
+            span = self._survivors(max(lo, piece.lo), min(hi, piece.hi), piece.asof, limit)
+            spans.append(span)
+            limit -= span.rows.count
+            if span.hi < piece.hi:
+                break
+        return spans
+
+    def _survivors(self, lo: int, hi: int, asof: int, limit: int) -> Span:
+        rows, hi = self._store.survivors(lo, hi, asof, self._stairs.low(asof), limit)
+        return Span(self.stream, lo, hi, asof if asof > lo else lo, rows)
+
+    def killer(self, seq: int) -> int | Literal["gone"] | None:
+        """The event that collected a number, None while its row lives, "gone" when that is no longer known."""
+        if not FIRST <= seq < self.horizon:
+            raise NotYet(f"{self.stream}: {seq} is beyond horizon {self.horizon}", self.horizon)
+        by_key = self._store.dead_at(seq)
+        if by_key is None:
+            return "gone"
+        killer = min(by_key, self._stairs.killer(seq))
+        if killer == NEVER:
+            return None
+        return killer if killer >= self.floor else "gone"
+
+    def collectors_in(self, lo: int, hi: int) -> int:
+        """How many numbers in [lo, hi), at or above the low, are known to be "before n" events."""
+        return bisect_left(self._collectors, (hi,)) - bisect_left(self._collectors, (lo,))
+
+    def oldest_at(self) -> float | None:
+        """When the oldest live row that is not a "before n" event was published; None if there is none."""
+        lo = self.low
+        while lo < self.horizon:
+            rows, _ = self._store.survivors(lo, self.horizon, self.horizon, self.low, 1)
+            if not isinstance(rows, ArrowRows) or not rows.count:
+                return None
+            if not self.collectors_in(rows.first, rows.first + 1):
+                return rows.origins[0].at if rows.origins else None
+            lo = rows.first + 1
+        return None
+
+    def first_since(self, cutoff: float) -> int:
+        """The first live number published at or after the cutoff, or the horizon."""
+        if isinstance(self._store, CountedStore):
+            return self.low
+        return self._store.first_since(cutoff, self.low, self.horizon)
+
+    # --- leases and purging -----------------------------------------------------------------------------
+
+    def lease(self, name: str, asof: int) -> None:
+        """From now on no row is purged that survives as of this number; a holder moves its own lease."""
+        if asof < self.floor:
+            raise AsofGone(f"{self.stream}: no lease as of {asof}, the floor is {self.floor}", self.floor)
+        self._leases[name] = asof
+
+    def release(self, name: str) -> None:
+        """End a lease."""
+        self._leases.pop(name, None)
+
+    def purge(self, budget_rows: int = PURGE_ROWS) -> int:
+        """Raise the floor as far as leases allow and drop rows collected below it; how many went.
+
+        One call looks at about ``budget_rows`` rows; the next one goes on where it stopped.
+        """
+        if self.horizon < self.floor:
+            return 0
+        limit = min(self.horizon, self._store.last_kill + 1, *self._leases.values())
+        self.floor = max(self.floor, limit)
+        low = self._stairs.low(self.floor)
+        self._stairs.prune(self.floor)
+        del self._collectors[: bisect_left(self._collectors, (low,))]
+        return self._store.compact(self.floor, low, budget_rows)
+
+
+def _first(rows: Rows, default: int) -> int:
+    """The number of the first row."""
+    if not rows.count:
+        return default
+    if isinstance(rows, ArrowRows | CountedRows):
+        return rows.first
+    return int(rows.numbers[0])
+
+
+def _within(rows: Rows, lo: int, hi: int) -> bool:
+    """Whether no row lies outside of [lo, hi)."""
+    if isinstance(rows, CountedRows):
+        return lo <= rows.first and rows.hi <= hi
+    if isinstance(rows, ArrowRows):
+        last = rows.first + rows.count - 1 if rows.seqs is None else int(rows.seqs[-1])
+        return lo <= rows.first and last < hi
+    return False

@@ -1,0 +1,15 @@
+"""Names and numbers that everything else is built from."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+StreamId: TypeAlias = str
+RegionId: TypeAlias = str
+NodeId: TypeAlias = str
+Seq: TypeAlias = int
+"""A sequence number in a stream; the first is 1. All ranges are half-open: [lo, hi)."""
+
+FIRST: Seq = 1
+NEVER: Seq = (1 << 63) - 1
+"""The dead_at of a row that nothing has collected."""

@@ -1,0 +1,407 @@
+"""The compiled key index: an open-addressing table over flat arrays, and the kernel that marks collected rows.
+
+Slots hold 32 bits of the hash and the number of an entry; entries are dense and in order of first appearance, so the
+hot keys of a skewed stream share a few cache lines. An entry is four words: the key's last row, the key itself if it
+has at most 16 bytes (as two overlapping 8-byte loads), else its full hash and where its bytes are, and its length.
+Equality always compares bytes. A block of keys is hashed first, then its slots are read, then its entries are
+compared; each pass asks the memory for what the next one needs. A secret seed keeps crafted keys from all meeting in one place.
+
+Importing this module imports numba; kernels are compiled on first use and cached. Offsets from outside are checked
+before a kernel follows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numba
+import numpy as np
+import pyarrow as pa
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from tidings.core.errors import BadInput
+from tidings.core.hashing import Seqs
+
+Words: TypeAlias = NDArray[np.int64]
+Kernel: TypeAlias = Callable[..., Any]
+
+BLOCK = 128  # ours, because what it asks for (two cache lines per key) still fits the first-level cache
+MIN_SLOTS = 1 << 12
+ROW, WORD0, WORD1, LENGTH, WIDTH = range(5)  # words of an entry
+T_FIRST, T_COUNT, T_SEQS, T_DEAD, T_ALIVE = range(5)  # columns of the table of `Chunks`
+ENTRIES, VACANT, ARENA = range(3)  # what is counted: entries in use, those without a row, bytes of long keys
+ENTRY_BYTES = 8 * WIDTH
+INLINE = 16  # keys up to this length are compared as two words
+HIGH, LOW = -1 << 32, (1 << 32) - 1
+MIX1, MIX2, MIX3 = [m - (1 << 64) for m in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)]  # splitmix64
+
+
+def _kernel(function: Kernel) -> Kernel:
+    return numba.njit(cache=True, nogil=True, boundscheck=False)(function)  # type: ignore[no-any-return]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load64(context: Any, address: Any) -> Any:
+    """The eight bytes at an address, which need not be aligned."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), align=1)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load8(context: Any, address: Any) -> Any:
+    """The byte at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = builder.load(builder.inttoptr(args[0], ir.IntType(8).as_pointer()))
+        return builder.zext(byte, ir.IntType(64))
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def store64(context: Any, address: Any, word: Any) -> Any:
+    """Write eight bytes to an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], builder.inttoptr(args[0], ir.IntType(64).as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(context: Any, address: Any) -> Any:
+    """Ask the memory for the cache line at an address, which need not be valid."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        flag, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+        builder.call(function, [builder.inttoptr(args[0], pointer), flag(0), flag(3), flag(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@_kernel
+def _offsets_fit(offsets: NDArray[np.int32], size: int) -> bool:
+    fit = offsets[0] >= 0 and offsets[-1] <= size
+    for i in range(len(offsets) - 1):
+        fit &= offsets[i] <= offsets[i + 1]
+    return fit
+
+
+@_kernel
+def _mixed(state: int, word: int) -> int:
+    state = (state ^ word) * MIX2
+    return state ^ ((state >> 29) & 0x7FFFFFFFF)
+
+
+@_kernel
+def _inline_hash(word0: int, word1: int, length: int, seed: int) -> int:
+    h = _mixed(_mixed(seed ^ length * MIX1, word0), word1) * MIX3
+    return h ^ ((h >> 32) & LOW)
+
+
+@_kernel
+def _long_hash(address: int, length: int, seed: int) -> int:
+    h = seed ^ length * MIX1
+    for i in range(0, length - 8, 8):
+        h = _mixed(h, load64(address + i))
+    h = _mixed(h, load64(address + length - 8)) * MIX3
+    return h ^ ((h >> 32) & LOW)
+
+
+@_kernel
+def _short_word(address: int, length: int) -> int:
+    """Fewer than eight bytes as one word."""
+    word = 0
+    for i in range(length):
+        word |= load8(address + i) << (8 * i)
+    return word
+
+
+@_kernel
+def _read(address: int, length: int, seed: int) -> tuple[int, int, int]:
+    """Hash and two words of a key; up to `INLINE` bytes the words and the length are the key."""
+    if length > INLINE:
+        h = _long_hash(address, length, seed)
+        return h, h, address
+    if length >= 8:
+        word0, word1 = load64(address), load64(address + length - 8)
+    else:
+        word0, word1 = _short_word(address, length), 0
+    return _inline_hash(word0, word1, length, seed), word0, word1
+
+
+@_kernel
+def _equal(a: int, b: int, length: int) -> bool:
+    """Whether more than eight bytes at two addresses are equal."""
+    for i in range(0, length - 8, 8):
+        if load64(a + i) != load64(b + i):
+            return False
+    return load64(a + length - 8) == load64(b + length - 8)  # type: ignore[no-any-return]
+
+
+@_kernel
+def _copy(source: int, target: int, length: int) -> None:
+    """Copy more than eight bytes."""
+    for i in range(0, length - 8, 8):
+        store64(target + i, load64(source + i))
+    store64(target + length - 8, load64(source + length - 8))
+
+
+@_kernel
+def _find(slots: int, mask: int, entries: int, arena: int, h: int, word0: int, word1: int, length: int) -> int:
+    """The slot of a key, or the empty one where it belongs."""
+    at = h & mask
+    while True:
+        slot = load64(slots + 8 * at)
+        if (slot ^ h) & HIGH == 0 and slot != 0:
+            entry = entries + ENTRY_BYTES * ((slot & LOW) - 1)
+            if load64(entry + 8 * WORD0) == word0 and load64(entry + 8 * LENGTH) == length:
+                there = load64(entry + 8 * WORD1)
+                if there == word1 or (length > INLINE and _equal(arena + there, word1, length)):
+                    return at
+        elif slot == 0:
+            return at
+        at = (at + 1) & mask
+
+
+@_kernel
+def _replace(
+    offsets: NDArray[np.int32],
+    data: NDArray[np.uint8],
+    valid: NDArray[np.bool_],
+    numbers: Seqs,
+    first: int,
+    slots: Words,
+    entries: Words,
+    arena: NDArray[np.uint8],
+    counts: Words,
+    seed: int,
+    previous: Seqs,
+) -> int:
+    """Enter rows from ``first`` on; the row for which there was no room, or their count."""
+    base, arena_base = np.int64(data.ctypes.data), np.int64(arena.ctypes.data)
+    slot_base, entry_base, mask = np.int64(slots.ctypes.data), np.int64(entries.ctypes.data), len(slots) - 1
+    hashes, words0, words1 = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
+    for start in range(first, len(numbers), BLOCK):
+        size = min(BLOCK, len(numbers) - start)
+        for j in range(size):
+            begin = np.int64(offsets[start + j])
+            length = np.int64(offsets[start + j + 1]) - begin
+            hashes[j], words0[j], words1[j] = _read(base + begin, length, seed)
+            prefetch(slot_base + 8 * (hashes[j] & mask))
+        for j in range(size):
+            prefetch(entry_base + ENTRY_BYTES * ((load64(slot_base + 8 * (hashes[j] & mask)) & LOW) - 1))
+        for j in range(size):
+            i = start + j
+            if len(valid) > 0 and not valid[i]:
+                previous[i] = -1
+                continue
+            h, word0, word1 = hashes[j], words0[j], words1[j]
+            length = np.int64(offsets[i + 1]) - np.int64(offsets[i])
+            at = _find(slot_base, mask, entry_base, arena_base, h, word0, word1, length)
+            slot = load64(slot_base + 8 * at)
+            if slot != 0:
+                entry = entry_base + ENTRY_BYTES * ((slot & LOW) - 1)
+                previous[i] = load64(entry)
+                counts[VACANT] -= previous[i] < 0
+                store64(entry, numbers[i])
+                continue
+            end = counts[ARENA] + (length if length > INLINE else 0)
+            if counts[ENTRIES] == len(entries) or end > len(arena):
+                return i
+            if length > INLINE:
+                _copy(word1, arena_base + counts[ARENA], length)
+                word1, counts[ARENA] = counts[ARENA], end
+            entry = counts[ENTRIES]
+            counts[ENTRIES] += 1
+            slots[at] = (h & HIGH) | (entry + 1)
+            entries[entry, ROW], entries[entry, WORD0] = numbers[i], word0
+            entries[entry, WORD1], entries[entry, LENGTH] = word1, length
+            previous[i] = -1
+    return len(numbers)
+
+
+@_kernel
+def _restore(
+    offsets: NDArray[np.int32],
+    data: NDArray[np.uint8],
+    valid: NDArray[np.bool_],
+    previous: Seqs,
+    slots: Words,
+    entries: Words,
+    arena: NDArray[np.uint8],
+    counts: Words,
+    seed: int,
+) -> None:
+    base, arena_base = np.int64(data.ctypes.data), np.int64(arena.ctypes.data)
+    slot_base, entry_base, mask = np.int64(slots.ctypes.data), np.int64(entries.ctypes.data), len(slots) - 1
+    for i in range(len(previous) - 1, -1, -1):
+        if len(valid) == 0 or valid[i]:
+            begin = np.int64(offsets[i])
+            length = np.int64(offsets[i + 1]) - begin
+            h, word0, word1 = _read(base + begin, length, seed)
+            slot = slots[_find(slot_base, mask, entry_base, arena_base, h, word0, word1, length)]
+            entries[(slot & LOW) - 1, ROW] = previous[i]
+            counts[VACANT] += previous[i] < 0
+
+
+@_kernel
+def _move(
+    entries: Words, arena: NDArray[np.uint8], counts: Words, low: int, seed: int,
+    slots: Words, new_entries: Words, new_arena: NDArray[np.uint8], new_counts: Words,
+) -> None:  # fmt: skip
+    """Enter all keys whose row is at or above low in a new, empty table."""
+    base, new_base = np.int64(arena.ctypes.data), np.int64(new_arena.ctypes.data)
+    mask = len(slots) - 1
+    for old in range(counts[ENTRIES]):
+        if entries[old, ROW] < low:
+            continue
+        length, word1 = entries[old, LENGTH], entries[old, WORD1]
+        if length > INLINE:
+            h = _long_hash(base + word1, length, seed)
+            to = new_counts[ARENA]
+            _copy(base + word1, new_base + to, length)
+            new_counts[ARENA] += length
+            word1 = to
+        else:
+            h = _inline_hash(entries[old, WORD0], word1, length, seed)
+        at = h & mask
+        while slots[at] != 0:
+            at = (at + 1) & mask
+        entry = new_counts[ENTRIES]
+        new_counts[ENTRIES] += 1
+        slots[at] = (h & HIGH) | (entry + 1)
+        for column in range(WIDTH):
+            new_entries[entry, column] = entries[old, column]
+        new_entries[entry, WORD1] = word1
+
+
+@_kernel
+def _position(address: int, count: int, number: int) -> int:
+    """Where the last of ``count`` ascending numbers at an address is that is not above the one given, or 0."""
+    found = 0
+    while count > 1:  # without a branch on the data, so that the searches of several rows overlap
+        half = count >> 1
+        found += half * np.int64(load64(address + 8 * (found + half)) <= number)
+        count -= half
+    return found
+
+
+@_kernel
+def _mark(table: Words, firsts: Words, numbers: Seqs, previous: Seqs, low: int) -> tuple[int, int]:
+    """Store the number of each killer with its victim; how many there were (-1: one is not stored) and the last."""
+    end = len(firsts) - 1
+    newest, first_base = firsts[end], np.int64(firsts.ctypes.data)
+    killed, last = 0, 0
+    for i in range(len(previous)):
+        victim = previous[i]
+        if victim < low:
+            continue
+        at = end if victim >= newest else _position(first_base, end, victim)
+        position, seqs = victim - firsts[at], table[at, T_SEQS]
+        if seqs != 0:
+            position = _position(seqs, table[at, T_COUNT], victim)
+            if load64(seqs + 8 * position) != victim:
+                return -1, victim
+        if position < 0 or position >= table[at, T_COUNT]:
+            return -1, victim
+        store64(table[at, T_DEAD] + 8 * position, numbers[i])
+        table[at, T_ALIVE] -= 1
+        killed += 1
+        last = numbers[i]
+    return killed, last
+
+
+def mark(table: Words, numbers: Seqs, previous: Seqs, low: int) -> tuple[int, int]:
+    """Mark the rows at or above low that are replaced, in the chunks a table describes; how many, and the last killer."""
+    killed, last = _mark(table, table[:, T_FIRST].copy(), numbers, previous, low)
+    assert killed >= 0, f"row {last} is in the key index but not stored"
+    return killed, last
+
+
+class KeyTable:
+    """The last number of each key, for many keys."""
+
+    def __init__(self, seed: int, expected: int) -> None:
+        self._seed = np.int64(seed & 0x7FFFFFFFFFFFFFFF)
+        self._counts: Words = np.zeros(3, np.int64)
+        slots = MIN_SLOTS
+        while slots < 2 * expected:
+            slots *= 2
+        self._slots: Words = np.zeros(slots, np.int64)
+        self._entries: Words = np.empty((slots // 2, WIDTH), np.int64)
+        self._arena: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def __len__(self) -> int:
+        return int(self._counts[ENTRIES] - self._counts[VACANT])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held."""
+        return self._slots.nbytes + self._entries.nbytes + self._arena.nbytes
+
+    def replace(self, keys: pa.Array, numbers: Seqs) -> Seqs:
+        """Enter keys with their ascending numbers; the number each one replaces, or -1."""
+        offsets, data, valid = _buffers(keys)
+        previous = np.empty(len(numbers), np.int64)
+        done = 0
+        while True:
+            done = _replace(
+                offsets, data, valid, numbers, done,
+                self._slots, self._entries, self._arena, self._counts, self._seed, previous,
+            )  # fmt: skip
+            if done == len(numbers):
+                return previous
+            self._grow(int(offsets[done + 1]) - int(offsets[done]))
+
+    def restore(self, keys: pa.Array, previous: Seqs) -> None:
+        """Undo the `replace` that returned these numbers."""
+        _restore(*_buffers(keys), previous, self._slots, self._entries, self._arena, self._counts, self._seed)
+
+    def forget(self, low: int) -> None:
+        """Drop the keys whose last number is below low."""
+        staying = int(np.count_nonzero(self._entries[: self._counts[ENTRIES], ROW] >= low))
+        self._rebuild(staying, len(self._arena), low)
+
+    def _grow(self, length: int) -> None:
+        """Make room for a key of this length."""
+        if self._counts[ENTRIES] == len(self._entries):
+            self._rebuild(2 * len(self._entries), len(self._arena), 0)
+        if length > INLINE and self._counts[ARENA] + length > len(self._arena):
+            self._arena = np.concatenate([self._arena, np.empty(max(len(self._arena), 64 * length), np.uint8)])
+
+    def _rebuild(self, entries: int, arena: int, low: int) -> None:
+        new = KeyTable(int(self._seed), entries)
+        new._arena = np.empty(arena, np.uint8)
+        _move(
+            self._entries, self._arena, self._counts, low, self._seed,
+            new._slots, new._entries, new._arena, new._counts,
+        )  # fmt: skip
+        self._slots, self._entries, self._arena, self._counts = new._slots, new._entries, new._arena, new._counts
+
+
+def _buffers(keys: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.bool_]]:
+    """Offsets, bytes and validity of a binary array, checked; an empty validity means there is no null."""
+    if keys.type != pa.binary():
+        raise BadInput(f"keys must be binary, not {keys.type}")
+    _, offset_buffer, data_buffer = keys.buffers()
+    first, count = keys.offset, len(keys)
+    data = np.empty(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
+    offsets = np.frombuffer(offset_buffer, np.int32)[first : first + count + 1]
+    if len(offsets) <= count or not _offsets_fit(offsets, len(data)):
+        raise BadInput("keys: offsets descend or point outside of the key bytes")
+    valid = np.empty(0, np.bool_)
+    if keys.null_count:
+        valid = keys.is_valid().to_numpy(zero_copy_only=False)
+    return offsets, data, valid

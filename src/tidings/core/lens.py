@@ -1,0 +1,16 @@
+"""A lens is a filter with its version: what a span has been seen through (DESIGN: the span)."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Lens(msgspec.Struct, frozen=True, gc=False):
+    """SQL text over attributes; empty text lets every row through."""
+
+    text: str = ""
+    version: int = 0
+
+
+ALL = Lens()
+"""The lens between regions and in the fabrics."""

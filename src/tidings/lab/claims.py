@@ -1,0 +1,62 @@
+"""What an experiment states and finds: claims with verdicts, and the experiment they belong to.
+
+A claim is one sentence of a paper in our own words, with what it lets us expect, what was measured, and a verdict
+that is computed from the data: *holds* or *differs*. ``why`` explains a claim that differs, or a number that is not
+the paper's although its shape is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tidings.sim.run import Progress
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One judged sentence; `holds` was computed, never written down."""
+
+    id: str
+    statement: str
+    expected: str
+    measured: str
+    holds: bool
+    why: str = ""
+
+    def json(self) -> dict[str, Any]:
+        """As INTERFACE's `lab run` prints it."""
+        return {
+            "id": self.id,
+            "statement": self.statement,
+            "expected": self.expected,
+            "measured": self.measured,
+            "verdict": "holds" if self.holds else "differs",
+            "why": self.why,
+        }
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What one run found; figures and data by the experiment they belong to."""
+
+    claims: list[Claim]
+    figures: dict[str, list[str]] = field(default_factory=dict)
+    data: dict[str, list[str]] = field(default_factory=dict)
+
+
+Study = Callable[[str, Path, Progress | None], Findings]
+"""study(scale, out, progress): one simulation (or several) behind one or more experiments."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A figure or table of a paper that can be run."""
+
+    id: str
+    paper: str
+    title: str
+    claims: tuple[str, ...]
+    study: Study

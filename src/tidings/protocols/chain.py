@@ -1,0 +1,429 @@
+"""Chain replication of the record log (A1.40-A1.42, E12).
+
+The head appends records; a replica forwards a record only when it has it on disk, so a successor's log is a
+prefix of its predecessor's, on disk too. The tail commits what it holds durably; its acknowledgement runs back
+to the head. Guarantees, with any loss, doubling or overtaking of messages, and while one replica keeps its disk:
+
+* a committed record is never lost and never changes; the replicas commit the same records in the same order;
+* messages of an older epoch are refused, so a replica that was removed while it slept can commit nothing new.
+
+A removed replica cuts its log back to the commit point it knew and asks to be appended behind the tail. The tail
+feeds it (records, or a snapshot when those are trimmed); once it is level the tail *passes the token*: from then
+on it commits only what the newcomer acknowledges, and asks the configuration service to make it the tail.
+"""
+
+from __future__ import annotations
+
+from tidings.core.ids import NodeId, RegionId
+from tidings.core.span import Span
+from tidings.protocols.configuration import Beat, Current, Promote
+from tidings.protocols.kernel import (
+    NOTHING,
+    Deliver,
+    Effect,
+    Effects,
+    Expired,
+    Input,
+    Message,
+    Persist,
+    Persisted,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Time,
+    Timer,
+    Value,
+)
+from tidings.protocols.log import CutBack, DiskEntry, Installed, Log, Logged, Lsn, Record
+from tidings.protocols.membership import Membership
+
+
+class Append(Message, frozen=True, gc=False):
+    """Records from the predecessor, ascending. The receiver stores what continues its log, or fetches."""
+
+    epoch: int
+    records: tuple[Record, ...]
+
+    @property
+    def wire_size(self) -> int:  # type: ignore[override]
+        return 64 + sum([record.wire_size for record in self.records])
+
+    @property
+    def events(self) -> int:  # type: ignore[override]
+        return sum([part.rows.count for record in self.records for part in record.parts])
+
+
+class Ack(Message, frozen=True, gc=False):
+    """From the successor: all up to ``lsn`` is committed (from a joining replica: is on its disk)."""
+
+    epoch: int
+    lsn: Lsn
+
+
+class Fetch(Message, frozen=True, gc=False):
+    """From a joining replica, or a successor that sees a gap: it holds all up to ``after``; send what follows."""
+
+    epoch: int
+    after: Lsn
+
+
+class Refuse(Message, frozen=True, gc=False):
+    """The sender is in a newer epoch; the receiver asks the configuration service where it stands."""
+
+    epoch: int
+
+
+class Install(Message, frozen=True, gc=False):
+    """Piece ``index`` of a snapshot at ``lsn``; the receiver stores it and asks for the next."""
+
+    epoch: int
+    lsn: Lsn
+    index: int
+    last: bool
+    spans: tuple[Span, ...]
+
+    @property
+    def wire_size(self) -> int:  # type: ignore[override]
+        return 64 + sum([span.wire_size for span in self.spans])
+
+
+class NextPiece(Message, frozen=True, gc=False):
+    """From the joining replica: it has stored the pieces below ``index`` of the snapshot at ``lsn``."""
+
+    epoch: int
+    lsn: Lsn
+    index: int
+
+
+class BeatTick(Timer, frozen=True, gc=False):
+    """Tell the configuration service that this replica lives."""
+
+
+class RetryTick(Timer, frozen=True, gc=False):
+    """Look whether the chain has moved since the last tick; if not, send again."""
+
+
+class Committed(Value, frozen=True, gc=False):
+    """Delivered upwards, in order: a record is committed; ``refused`` parts contradicted what was known."""
+
+    record: Record
+    refused: tuple[Span, ...]
+
+
+class Reconfigured(Value, frozen=True, gc=False):
+    """Delivered upwards: this replica now works in another membership (or in none, while outside)."""
+
+    membership: Membership
+
+
+class ChainSettings(Value, frozen=True, gc=False):
+    """Ours, because the paper gives no numbers for its chain."""
+
+    beat: float = 0.3
+    retry: float = 0.2
+    window: int = 64  # records forwarded beyond the commit point
+    backlog: int = 1024  # uncommitted records a head accepts before it says busy
+    retain: int = 128  # committed records kept for a lagging successor; older ones are sent as a snapshot
+    level: int = 8  # a joining replica this close to the commit point gets the token
+    chunk_rows: int = 4096  # rows in a piece of a snapshot
+
+
+class Installing:
+    """A snapshot on its way in."""
+
+    def __init__(self, lsn: Lsn) -> None:
+        self.lsn = lsn
+        self.spans: list[Span] = []
+        self.index = 0  # of the piece expected next
+        self.token = 0  # of the last piece's Persist, once there
+
+    def next_piece(self, epoch: int) -> NextPiece:
+        return NextPiece(epoch, self.lsn, self.index)
+
+
+class Chain:
+    """One replica's part of the chain. ``log`` holds its records and histories."""
+
+    def __init__(
+        self, me: NodeId, region: RegionId, service: NodeId, log: Log, settings: ChainSettings, nonce: int
+    ) -> None:
+        self.me = me
+        self.service = service
+        self.log = log
+        self.settings = settings
+        self.nonce = nonce
+        self.membership = Membership(region, 0, (me,))  # epoch 0: waiting for the service's first answer
+        log.trim(settings.retain)
+        self.durable: Lsn = log.last
+        self.token = 0  # of the newest Persist
+        self.writing: list[tuple[int, Lsn]] = []  # (token, lsn) of records on their way to the disk
+        self.sent: Lsn | None = None  # forwarded up to here; None until a joining successor said where it stands
+        self.token_passed = False  # the joining replica commits, no longer this one
+        self.moved: Lsn | None = None  # what the last RetryTick saw
+        self.snapshot: tuple[Lsn, list[tuple[Span, ...]]] | None = None  # being sent
+        self.fed: Lsn | None = None  # how far a joining successor has got: what follows is retained for it
+        self.installing: Installing | None = None  # being received
+
+    # --- what the layers above ask ------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        """This replica is a member of the configuration it knows."""
+        return self.membership.epoch > 0 and self.me in self.membership.replicas
+
+    @property
+    def is_head(self) -> bool:
+        return self.active and self.membership.head == self.me
+
+    @property
+    def is_tail(self) -> bool:
+        return self.active and self.membership.tail == self.me
+
+    @property
+    def is_joining(self) -> bool:
+        return self.membership.joining == self.me
+
+    @property
+    def busy(self) -> bool:
+        """The head accepts no more: too much is uncommitted."""
+        return self.log.last - self.log.committed >= self.settings.backlog
+
+    def append(self, parts: tuple[Span, ...]) -> list[Effect]:
+        """Head only: make the next record of these parts."""
+        assert self.is_head
+        return self._store(Record(self.membership.epoch, self.log.last + 1, parts))
+
+    # --- inputs -------------------------------------------------------------------------------------
+
+    def start(self, now: Time) -> Effects:
+        return [self._beat(), SetTimer(self.settings.beat, BeatTick()), SetTimer(self.settings.retry, RetryTick())]
+
+    def handle(self, now: Time, input: Input) -> Effects:
+        match input:
+            case Received(src, message):
+                return self._receive(src, message)
+            case Persisted(token):
+                return self._persisted(token)
+            case Expired(BeatTick()):
+                return [self._beat(), SetTimer(self.settings.beat, BeatTick())]
+            case Expired(RetryTick()):
+                return [*self._retry(), SetTimer(self.settings.retry, RetryTick())]
+        return NOTHING
+
+    def check(self) -> None:
+        log = self.log
+        assert log.committed <= self.durable <= log.last, f"{log.committed} <= {self.durable} <= {log.last}"
+        assert self.sent is None or self.sent <= self.durable, "forwards only what it has persisted"
+        assert len(self.writing) == log.last - self.durable, "what is not durable is on its way to the disk"
+
+    def _receive(self, src: NodeId, message: Message) -> Effects:
+        if isinstance(message, Current):
+            return self._follow(message)
+        epoch: int = getattr(message, "epoch", 0)
+        if epoch < self.membership.epoch:
+            return [Send(src, Refuse(self.membership.epoch)), Report("old_epoch_refused")]
+        if epoch > self.membership.epoch:  # the service knows more than this replica
+            fenced = [Report("old_head_fenced")] if isinstance(message, Refuse) and self.is_head else []
+            return [self._beat(), *fenced]
+        match message:
+            case Append(_, records) if src == self.membership.predecessor(self.me):
+                return self._receive_records(records)
+            case Install() if src == self.membership.predecessor(self.me):
+                return self._receive_piece(message)
+            case Ack(_, lsn) if src == self.membership.successor(self.me):
+                return self._receive_ack(src, lsn)
+            case Fetch(_, after) if src == self.membership.successor(self.me):
+                return self._receive_fetch(src, after)
+            case NextPiece(_, lsn, index) if src == self.membership.successor(self.me):
+                return self._send_piece(src, lsn, index)
+        return [Report("chain_message_ignored")]
+
+    # --- membership ---------------------------------------------------------------------------------
+
+    def _beat(self) -> Send:
+        outside = self.membership.epoch > 0 and not self.active and not self.is_joining
+        return Send(self.service, Beat(self.membership.epoch, self.nonce, outside))
+
+    def _follow(self, message: Current) -> Effects:
+        new, old = message.membership, self.membership
+        if new.epoch <= old.epoch or (old.epoch == 0 and message.nonce != self.nonce):
+            return NOTHING
+        self.membership = new
+        self.token_passed = False
+        self.moved = None
+        self.snapshot = None
+        self.fed = None
+        self.installing = None
+        self.sent = None if new.successor(self.me) == new.joining else self.log.committed
+        effects: list[Effect] = [Deliver(Reconfigured(new))]
+        if not self.active:
+            effects[:0] = self._cut_back()
+        if self.is_joining:
+            effects.append(self._to_predecessor(Fetch(new.epoch, self.log.last)))
+        elif self.is_tail:
+            effects.extend(self._commit(self.durable))
+        elif self.active:
+            effects.extend(self._forward())
+        return effects
+
+    def _cut_back(self) -> list[Effect]:
+        """Outside: void what is not known to be committed; what is left is a prefix of the tail's log."""
+        if self.log.last == self.log.committed:
+            return []
+        self.log.cut(self.log.committed)
+        self.durable = self.log.last
+        self.writing.clear()
+        return [self._persist(CutBack(self.log.last)), Report("cut_back")]
+
+    def _to_predecessor(self, message: Message) -> Send:
+        predecessor = self.membership.predecessor(self.me)
+        assert predecessor is not None
+        return Send(predecessor, message)
+
+    def _persist(self, entry: DiskEntry) -> Persist:
+        self.token += 1
+        return Persist(entry, self.token)
+
+    # --- records down the chain ---------------------------------------------------------------------
+
+    def _store(self, record: Record) -> list[Effect]:
+        self.log.append(record)
+        persist = self._persist(Logged(record, self.log.committed))
+        self.writing.append((persist.token, record.lsn))
+        return [persist]
+
+    def _receive_records(self, records: tuple[Record, ...]) -> Effects:
+        if self.installing is not None:
+            return NOTHING
+        effects: list[Effect] = []
+        for record in records:
+            if record.lsn == self.log.last + 1:
+                effects.extend(self._store(record))
+            elif record.lsn > self.log.last:  # a message was lost or overtaken
+                return [*effects, self._to_predecessor(Fetch(self.membership.epoch, self.log.last))]
+        return effects or [self._ack()]  # nothing new: the acknowledgement was lost, or is what is wanted
+
+    def _persisted(self, token: int) -> Effects:
+        done = 0
+        for written, lsn in self.writing:
+            if written > token:
+                break
+            self.durable = lsn
+            done += 1
+        del self.writing[:done]
+        if self.installing is not None and 0 < self.installing.token <= token:
+            return self._install()
+        if self.is_joining:
+            return [self._ack()] if done else NOTHING
+        if self.is_tail and not self.token_passed:
+            return self._commit(self.durable)
+        return self._forward()
+
+    def _forward(self) -> list[Effect]:
+        to = self.membership.successor(self.me)
+        if to is None or self.sent is None:
+            return []
+        upto = min(self.durable, self.log.committed + self.settings.window)
+        if upto <= self.sent:
+            return []
+        records = self.log.between(self.sent, upto)
+        self.sent = upto
+        return [Send(to, Append(self.membership.epoch, records))]
+
+    def _receive_fetch(self, src: NodeId, after: Lsn) -> Effects:
+        if after + 1 < self.log.first:
+            if self.snapshot is None or self.snapshot[0] <= after:
+                self.snapshot = (self.log.committed, self.log.snapshot(self.settings.chunk_rows))
+            self.fed = self.snapshot[0]
+            return self._send_piece(src, self.snapshot[0], 0)
+        self.sent = self.fed = after
+        return self._forward() or [Send(src, Append(self.membership.epoch, ()))]
+
+    # --- acknowledgements up the chain ----------------------------------------------------------------
+
+    def _ack(self) -> Send:
+        lsn = self.durable if self.is_joining else self.log.committed
+        return self._to_predecessor(Ack(self.membership.epoch, lsn))
+
+    def _receive_ack(self, src: NodeId, lsn: Lsn) -> Effects:
+        if src != self.membership.joining or self.token_passed:
+            return self._commit(lsn)
+        self.fed = lsn
+        if lsn + self.settings.level < self.log.committed:
+            return self._forward()
+        self.token_passed = True  # the newcomer is level: this replica gives up committing by itself (A1.42)
+        return [Report("token_passed"), self._promote(src), *self._forward()]
+
+    def _promote(self, joining: NodeId) -> Send:
+        return Send(self.service, Promote(self.membership.epoch, joining))
+
+    def _commit(self, upto: Lsn) -> list[Effect]:
+        effects: list[Effect] = []
+        while self.log.committed < upto:
+            record, refused = self.log.commit_next()
+            effects.append(Deliver(Committed(record, refused)))
+        if not effects:
+            return effects
+        self.log.trim(self.retained())
+        effects.extend(self._forward())  # the window has moved
+        if not self.is_head:
+            effects.append(self._ack())
+        return effects
+
+    def retained(self) -> int:
+        """How many committed records to keep: some, and those a joining replica still has to get."""
+        behind = 0 if self.fed is None else self.log.committed - self.fed
+        return max(self.settings.retain, min(behind, self.settings.backlog))
+
+    # --- repair ---------------------------------------------------------------------------------------
+
+    def _retry(self) -> list[Effect]:
+        """Nothing has moved for a whole period: repeat what may have been lost."""
+        at = self.log.last if self.is_joining else self.log.committed
+        stuck, self.moved = self.moved == at, at
+        effects: list[Effect] = []
+        if self.is_joining and stuck:
+            resume = self.installing.next_piece(self.membership.epoch) if self.installing else None
+            effects.append(self._to_predecessor(resume or Fetch(self.membership.epoch, at)))
+        elif self.token_passed and self.membership.joining is not None:
+            effects.append(self._promote(self.membership.joining))
+        if self.active and stuck and self.sent is not None and self.sent > at:
+            self.sent = at
+            effects.extend([Report("retransmission"), *self._forward()])
+        return effects
+
+    # --- snapshots ------------------------------------------------------------------------------------
+
+    def _send_piece(self, src: NodeId, lsn: Lsn, index: int) -> Effects:
+        if self.snapshot is None or lsn != self.snapshot[0]:
+            return NOTHING
+        pieces = self.snapshot[1]
+        last = index == len(pieces) - 1
+        return [Send(src, Install(self.membership.epoch, lsn, index, last, pieces[index]))]
+
+    def _receive_piece(self, piece: Install) -> Effects:
+        if piece.lsn <= self.log.last:
+            return NOTHING  # a late copy: this replica is past it
+        if self.installing is None or self.installing.lsn != piece.lsn:
+            self.installing = Installing(piece.lsn)
+        arriving = self.installing
+        if piece.index != arriving.index or arriving.token:
+            return NOTHING
+        arriving.spans.extend(piece.spans)
+        arriving.index += 1
+        persist = self._persist(Installed(piece.lsn, piece.index, piece.spans, piece.last))
+        if piece.last:
+            arriving.token = persist.token
+            return [persist]
+        return [persist, self._to_predecessor(arriving.next_piece(self.membership.epoch))]
+
+    def _install(self) -> Effects:
+        """The whole snapshot is on disk: it replaces what this replica knew."""
+        assert self.installing is not None
+        self.log.install(self.installing.lsn, self.installing.spans)
+        self.writing.clear()
+        self.durable = self.log.last
+        self.installing = None
+        fetch = self._to_predecessor(Fetch(self.membership.epoch, self.log.last))
+        return [Deliver(Reconfigured(self.membership)), fetch, Report("snapshot_installed")]

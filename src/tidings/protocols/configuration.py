@@ -1,0 +1,161 @@
+"""Configuration service of a region: who is in the chain (A1.40; "local configuration service", E12's master).
+
+It keeps one `Membership` per region, changes it one epoch at a time, writes each decision down before it tells
+anybody, and removes replicas that have been silent too long. Guarantees:
+
+* epochs ascend, and an epoch has one membership;
+* a replica enters only behind the tail: first as ``joining``, then, when the tail that passes its token asks for
+  exactly this epoch (compare-and-set), as the new tail (A1.42). A removed replica is never promoted;
+* when every replica is silent nobody is removed: after a full stop the last configuration starts again.
+
+Data flows on without the service; only changes wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidings.core.ids import NodeId
+from tidings.protocols.kernel import (
+    NOTHING,
+    Effect,
+    Effects,
+    Expired,
+    Input,
+    Message,
+    Persist,
+    Persisted,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Time,
+    Timer,
+    Value,
+)
+from tidings.protocols.membership import Membership
+
+
+class Beat(Message, frozen=True, gc=False):
+    """A replica is alive and works in ``epoch``; the service answers when that is not the one in force."""
+
+    epoch: int
+    nonce: int  # of the replica's incarnation; echoed, so that a restarted replica can tell a fresh answer
+    join: bool = False  # the sender is outside the chain and wants to be appended
+
+
+class Promote(Message, frozen=True, gc=False):
+    """The tail has passed its token to the joining replica; the service makes that one the tail (A1.42)."""
+
+    epoch: int
+    joining: NodeId
+
+
+class Current(Message, frozen=True, gc=False):
+    """The membership in force. The receiver follows it if the epoch is newer than its own."""
+
+    membership: Membership
+    nonce: int = 0
+
+
+class SweepTick(Timer, frozen=True, gc=False):
+    """Time to look for silent replicas."""
+
+
+class ConfigurationSettings(Value, frozen=True, gc=False):
+    """Times in seconds; ours, because the paper names none."""
+
+    sweep: float = 0.25
+    silence: float = 1.5  # a replica not heard of for so long is removed: five lost beats
+
+
+class Configuration:
+    """The service of one region. ``durable`` are the memberships it had written before a restart."""
+
+    def __init__(self, initial: Membership, settings: ConfigurationSettings, durable: Sequence[Membership]) -> None:
+        self.settings = settings
+        self.membership = durable[-1] if durable else initial
+        self.deciding: Membership | None = None
+        self.heard: dict[NodeId, Time] = {}
+        self.swept: Time = 0.0
+
+    def start(self, now: Time) -> Effects:
+        self._forgive(now)
+        return [SetTimer(self.settings.sweep, SweepTick()), *self._announce()]
+
+    def handle(self, now: Time, input: Input) -> Effects:
+        match input:
+            case Received(src, Beat() as beat):
+                return self._receive_beat(now, src, beat)
+            case Received(src, Promote(epoch, joining)):
+                return self._promote(src, epoch, joining)
+            case Expired(SweepTick()):
+                return self._sweep(now)
+            case Persisted(token) if self.deciding is not None and token == self.deciding.epoch:
+                self.membership, self.deciding = self.deciding, None
+                return self._announce()
+        return NOTHING
+
+    def check(self) -> None:
+        members = self.membership.replicas
+        assert members and len(set(members)) == len(members), "a chain has at least one replica, each once"
+        assert self.membership.joining not in members, "a member does not join"
+        assert self.deciding is None or self.deciding.epoch == self.membership.epoch + 1, "one epoch at a time"
+
+    def _receive_beat(self, now: Time, src: NodeId, beat: Beat) -> Effects:
+        current = self.membership
+        self.heard[src] = now
+        effects: list[Effect] = []
+        if beat.epoch != current.epoch or beat.join:
+            effects.append(Send(src, Current(current, beat.nonce)))
+        if beat.join and current.joining is None and src not in current.replicas:
+            effects.extend(self._decide(current.replicas, src))
+        return effects
+
+    def _promote(self, src: NodeId, epoch: int, joining: NodeId) -> Effects:
+        current = self.membership
+        if epoch != current.epoch or src != current.tail or joining != current.joining:
+            return [Report("promotion_refused")]
+        return [Report("replica_added"), *self._decide((*current.replicas, joining), None)]
+
+    def _sweep(self, now: Time) -> Effects:
+        effects: list[Effect] = [SetTimer(self.settings.sweep, SweepTick())]
+        if now - self.swept > self.settings.silence:
+            self._forgive(now)  # the service itself slept: silence proves nothing
+        self.swept = now
+        current = self.membership
+        alive = [node for node in current.replicas if self._alive(now, node)]
+        joining = current.joining if current.joining and self._alive(now, current.joining) else None
+        if alive and (len(alive) < len(current.replicas) or joining != current.joining):
+            effects.extend(self._lost(current, alive))
+            effects.extend(self._decide(tuple(alive), joining))
+        return effects
+
+    def _alive(self, now: Time, node: NodeId) -> bool:
+        return now - self.heard[node] <= self.settings.silence
+
+    def _forgive(self, now: Time) -> None:
+        self.swept = now
+        self.heard = dict.fromkeys((*self.membership.replicas, self.membership.joining or ""), now)
+
+    def _lost(self, current: Membership, alive: list[NodeId]) -> list[Effect]:
+        lost: list[Effect] = []
+        for node in current.replicas:
+            if node not in alive:
+                role = "head" if node == current.head else "tail" if node == current.tail else "middle"
+                lost.append(Report(f"{role}_lost"))
+        return lost
+
+    def _decide(self, replicas: tuple[NodeId, ...], joining: NodeId | None) -> list[Effect]:
+        if self.deciding is not None:
+            return []
+        self.deciding = Membership(self.membership.region, self.membership.epoch + 1, replicas, joining)
+        for node in (*replicas, joining):
+            if node is not None:
+                self.heard.setdefault(node, self.swept)
+        return [Persist(self.deciding, self.deciding.epoch)]
+
+    def _announce(self) -> list[Effect]:
+        current = self.membership
+        everyone = (*current.replicas, current.joining) if current.joining else current.replicas
+        return [Send(node, Current(current)) for node in everyone]

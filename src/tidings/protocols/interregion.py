@@ -1,0 +1,330 @@
+"""Sprinkler's proxy-level protocol between regions (A1.14-A1.24, figure 1 of the paper).
+
+The tail of each region's chain advertises how far the region has got in every stream to the replicas of the
+other regions. The head of a region chooses at most one source per foreign stream (not necessarily the owner)
+and subscribes there from its own progress; what it receives goes into its chain. Cut a link, and the next
+advertisement of a third region that is further ahead turns the flow round.
+
+Guarantee: a foreign stream reaches a region gapless, in order and once, as long as some path of regions that
+talk to each other leads from its owner; no claim is made about which path.
+
+Deviations from figure 1 (docs/papers/sprinkler.md): own progress is the start of a subscription; C scales with
+the stream's rate unless it is fixed; a proxy does not leave its source for one that has nothing new for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tidings.core.history import History
+from tidings.core.ids import NodeId, RegionId, StreamId
+from tidings.core.span import Span
+from tidings.protocols.kernel import (
+    NOTHING,
+    Deliver,
+    Effect,
+    Effects,
+    Expired,
+    Input,
+    Message,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Time,
+    Timer,
+    Value,
+)
+from tidings.protocols.membership import Membership
+from tidings.protocols.messages import Done, Know
+
+
+class Advertise(Message, frozen=True, gc=False):
+    """A region's progress in all streams (its cnt vector, A1.20), and who it is made of.
+
+    The receiving head subscribes to the sender for the streams in which that pays.
+    """
+
+    membership: Membership
+    horizons: dict[StreamId, int]
+
+    @property
+    def wire_size(self) -> int:  # type: ignore[override]
+        return 64 + 16 * len(self.horizons)
+
+
+class Solicit(Message, frozen=True, gc=False):
+    """A new head asks for advertisements; each tail answers at once (A1.41)."""
+
+
+class Subscribe(Message, frozen=True, gc=False):
+    """Send me this stream from ``lo`` on, until told otherwise."""
+
+    stream: StreamId
+    lo: int
+
+
+class Unsubscribe(Message, frozen=True, gc=False):
+    """Send me no more of this stream."""
+
+    stream: StreamId
+
+
+class AdvertiseTick(Timer, frozen=True, gc=False):
+    """Time to advertise."""
+
+    generation: int
+
+
+class PumpTick(Timer, frozen=True, gc=False):
+    """Look for subscribers that have stopped acknowledging."""
+
+    generation: int
+
+
+class Arrived(Value, frozen=True, gc=False):
+    """Delivered to the chain at the head: these spans of a foreign stream continue what the region has."""
+
+    spans: tuple[Span, ...]
+
+
+class InterRegionSettings(Value, frozen=True, gc=False):
+    """Period: A1.20 suggests about a second; the rest ours."""
+
+    period: float = 1.0
+    c: float | None = None  # the constant C of A1.17 in events x seconds; None: c_scale x rate x period^2
+    c_scale: float = 0.5  # below 1, so that a better source wins before the next advertisement (SP5, SP6)
+    window: int = 16  # messages in flight per subscription
+    chunk_rows: int = 4096  # rows in one of them
+    retry: float = 0.5
+    patience: int = 8  # retries without an answer before a subscription is dropped
+
+
+class Expect:
+    """expects[s] of figure 1: the source of a stream, what it last advertised and when."""
+
+    def __init__(self) -> None:
+        self.source: NodeId | None = None
+        self.horizon = 0
+        self.time: Time = 0.0
+        self.seen = 0  # own progress when the source last advertised
+        self.asked = 0  # where this head last saw a gap and subscribed anew
+
+
+class Subscription:
+    """A head of another region that is sent a stream."""
+
+    def __init__(self, lo: int) -> None:
+        self.next = lo  # first number not sent
+        self.done = lo  # first number not acknowledged
+        self.unacked: list[int] = []  # ends of the messages in flight
+        self.idle = 0  # PumpTicks without progress
+        self.idle_at = 0  # what the last PumpTick found unacknowledged
+
+
+class InterRegion:
+    """One replica's part: the tail advertises and serves, the head chooses sources and receives."""
+
+    def __init__(
+        self,
+        me: NodeId,
+        region: RegionId,
+        histories: Mapping[StreamId, History],
+        streams: Mapping[StreamId, RegionId],
+        peers: Mapping[RegionId, Membership],
+        progress: Callable[[StreamId], int],
+        busy: Callable[[], bool],
+        settings: InterRegionSettings,
+    ) -> None:
+        self.me = me
+        self.region = region
+        self.histories = histories
+        self.streams = dict(streams)  # user streams and their owners
+        self.peers = dict(peers)  # what is known of the other regions' chains
+        self.progress = progress  # first number of a stream that this head has not put into its log
+        self.busy = busy
+        self.settings = settings
+        self.membership: Membership | None = None
+        self.is_head = False
+        self.is_tail = False
+        self.generation = 0
+        self.expects: dict[StreamId, Expect] = {}
+        self.subscribers: dict[tuple[NodeId, StreamId], Subscription] = {}
+
+    def reconfigure(self, now: Time, membership: Membership, is_head: bool, is_tail: bool) -> list[Effect]:
+        """This replica's place in the chain has changed (A1.41)."""
+        self.membership = membership
+        effects: list[Effect] = []
+        if is_tail != self.is_tail:
+            self.generation += 1
+            self.subscribers.clear()
+        if is_tail and not self.is_tail:
+            effects.append(SetTimer(self.settings.retry, PumpTick(self.generation)))
+            effects.extend(self._advertise_tick(self.generation))
+        if is_head and not self.is_head:
+            self.expects.clear()
+            effects.extend(self._to_peers(Solicit()))
+        self.is_head = is_head
+        self.is_tail = is_tail
+        return effects
+
+    def handle(self, now: Time, input: Input) -> Effects:
+        match input:
+            case Received(src, Know() as know):
+                return self._receive_events(now, src, know)
+            case Received(src, Done(stream, horizon)):
+                return self._receive_done(src, stream, horizon)
+            case Received(src, Advertise() as advert):
+                return self._learn(src, advert, now)
+            case Received(src, Subscribe(stream, lo)):
+                return self._receive_subscribe(src, stream, lo)
+            case Received(src, Unsubscribe(stream)):
+                self.subscribers.pop((src, stream), None)
+                return NOTHING
+            case Received(src, Solicit()):
+                return [Send(src, self._advertisement())] if self.is_tail else NOTHING
+            case Expired(AdvertiseTick(generation)):
+                return self._advertise_tick(generation)
+            case Expired(PumpTick(generation)):
+                return self._pump_tick(generation)
+        return NOTHING
+
+    def check(self) -> None:
+        for subscription in self.subscribers.values():
+            assert subscription.done <= subscription.next, "acknowledged only what was sent"
+            assert len(subscription.unacked) <= self.settings.window, "credit"
+
+    # --- the tail: advertise and serve -----------------------------------------------------------------
+
+    def _advertisement(self) -> Advertise:
+        assert self.membership is not None
+        return Advertise(self.membership, {stream: self.histories[stream].horizon for stream in self.streams})
+
+    def _advertise_tick(self, generation: int) -> list[Effect]:
+        if generation != self.generation:
+            return []
+        return [SetTimer(self.settings.period, AdvertiseTick(generation)), *self._to_peers(self._advertisement())]
+
+    def _to_peers(self, message: Message) -> list[Effect]:
+        return [Send(node, message) for peer in self.peers.values() for node in peer.replicas]
+
+    def _receive_subscribe(self, src: NodeId, stream: StreamId, lo: int) -> Effects:
+        if not self.is_tail or stream not in self.streams:
+            return [Report("bad_message")]
+        self.subscribers[src, stream] = Subscription(lo)
+        return self._pump(src, stream)
+
+    def committed(self, stream: StreamId) -> list[Effect]:
+        """The horizon of a stream has moved: send it on."""
+        effects: list[Effect] = []
+        for to, subscribed in list(self.subscribers):
+            if subscribed == stream:
+                effects.extend(self._pump(to, stream))
+        return effects
+
+    def _pump(self, to: NodeId, stream: StreamId) -> list[Effect]:
+        subscription = self.subscribers[to, stream]
+        history = self.histories[stream]
+        effects: list[Effect] = []
+        while subscription.next < history.horizon and len(subscription.unacked) < self.settings.window:
+            spans = tuple(history.know(subscription.next, history.horizon, self.settings.chunk_rows))
+            subscription.next = spans[-1].hi
+            subscription.unacked.append(subscription.next)
+            effects.append(Send(to, Know(stream, spans, history.horizon)))
+        return effects
+
+    def _receive_done(self, src: NodeId, stream: StreamId, horizon: int) -> Effects:
+        subscription = self.subscribers.get((src, stream))
+        if subscription is None or horizon <= subscription.done:
+            return NOTHING
+        subscription.done = horizon
+        subscription.next = max(subscription.next, horizon)
+        subscription.unacked = [end for end in subscription.unacked if end > horizon]
+        return self._pump(src, stream)
+
+    def _pump_tick(self, generation: int) -> list[Effect]:
+        if generation != self.generation:
+            return []
+        effects: list[Effect] = [SetTimer(self.settings.retry, PumpTick(generation))]
+        for (to, stream), subscription in list(self.subscribers.items()):
+            stuck = bool(subscription.unacked) and subscription.unacked[0] == subscription.idle_at
+            subscription.idle_at = subscription.unacked[0] if subscription.unacked else 0
+            subscription.idle = subscription.idle + 1 if stuck else 0
+            if subscription.idle > self.settings.patience:
+                del self.subscribers[to, stream]  # if it lives it will subscribe again
+            elif stuck:
+                subscription.next = subscription.done
+                subscription.unacked.clear()
+                effects.extend([Report("retransmission"), *self._pump(to, stream)])
+        return effects
+
+    # --- the head: choose a source and receive ----------------------------------------------------------
+
+    def _learn(self, src: NodeId, advert: Advertise, now: Time) -> Effects:
+        """Whoever hears an advertisement learns who forms that region's chain; the head also acts on it."""
+        peer = self.peers.get(advert.membership.region)
+        if peer is None:
+            return [Report("bad_message")]
+        if advert.membership.epoch > peer.epoch:
+            self.peers[peer.region] = advert.membership
+        if not self.is_head or advert.membership.epoch < self.peers[peer.region].epoch:
+            return NOTHING
+        return self.receive_advertisement(now, src, advert.horizons)
+
+    def receive_advertisement(self, now: Time, src: NodeId, horizons: Mapping[StreamId, int]) -> list[Effect]:
+        """rcvAdvertisement of figure 1 (A1.17): for each foreign stream, stay with the source or change it."""
+        effects: list[Effect] = []
+        for stream, advertised in horizons.items():
+            if self.streams.get(stream, self.region) == self.region:
+                continue
+            expect = self.expects.setdefault(stream, Expect())
+            own = self.progress(stream)
+            if src == expect.source:
+                effects.extend(self._refresh(now, stream, expect, advertised, own))
+            elif advertised > own and (expect.source is None or self._pays(now, expect, advertised)):
+                if expect.source is not None:
+                    effects.extend([Send(expect.source, Unsubscribe(stream)), Report("source_switch")])
+                expect.source, expect.horizon, expect.time, expect.seen = src, advertised, now, own
+                effects.append(Send(src, Subscribe(stream, own)))
+        return effects
+
+    def _pays(self, now: Time, expect: Expect, advertised: int) -> bool:
+        """The switch rule, multiplied out: ahead of what the source last advertised by more than C / elapsed.
+
+        Without a fixed C it scales with the rate seen since then, (advertised - horizon) / elapsed, which cancels.
+        """
+        elapsed = now - expect.time
+        if self.settings.c is None:
+            return elapsed**2 > self.settings.c_scale * self.settings.period**2
+        return (advertised - expect.horizon) * elapsed > self.settings.c
+
+    def _refresh(self, now: Time, stream: StreamId, expect: Expect, advertised: int, own: int) -> list[Effect]:
+        """The source itself advertises. Only progress refreshes the time, or a stalled source would be kept (A1.24)."""
+        if advertised > expect.horizon:
+            expect.horizon, expect.time = advertised, now
+        stalled = advertised > own and own == expect.seen
+        expect.seen = own
+        return [Send(expect.source or "", Subscribe(stream, own)), Report("resubscribed")] if stalled else []
+
+    def _receive_events(self, now: Time, src: NodeId, know: Know) -> Effects:
+        """addRemoteEvent of figure 1 (A1.16), for a run of events: accept what continues own progress."""
+        stream = know.stream
+        expect = self.expects.get(stream)
+        if not self.is_head or expect is None or expect.source != src:
+            return [Send(src, Unsubscribe(stream))]
+        if self.busy():
+            return [Report("chain_busy")]  # not acknowledged: the source sends it again
+        own = self.progress(stream)
+        fresh: list[Span] = []
+        for span in know.spans:
+            if span.lo <= own < span.hi:
+                fresh.append(span.slice(own, span.hi))
+                own = span.hi
+        if fresh:
+            return [Deliver(Arrived(tuple(fresh))), Send(src, Done(stream, own))]
+        if know.spans[0].lo <= own:
+            return [Send(src, Done(stream, own))]  # known already: the acknowledgement was lost
+        if expect.asked == own:
+            return NOTHING  # a gap that has been asked for
+        expect.asked = own
+        return [Send(src, Subscribe(stream, own)), Report("gap_asked")]

@@ -1,0 +1,189 @@
+"""The record log of a chain: what is replicated, what is written to disk, and how a replica comes back from it.
+
+A record is atomic: its parts (spans of user, foreign and internal streams) enter the histories together, when
+the record is committed. lsn is contiguous across epochs. What a replica writes to disk is a sequence of entries;
+`Log.recover` folds them back into histories (what was known to be committed) and a log (the rest).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from tidings.core.errors import Contradiction, NotYet
+from tidings.core.history import History
+from tidings.core.ids import FIRST, StreamId
+from tidings.core.rows import ArrowRows
+from tidings.core.span import Span
+from tidings.protocols.kernel import Value
+
+Lsn: TypeAlias = int
+MakeHistory: TypeAlias = Callable[[StreamId], History]
+
+
+class Record(Value, frozen=True, gc=False):
+    """One atomic step of a region's state."""
+
+    epoch: int
+    lsn: Lsn
+    parts: tuple[Span, ...]
+
+    @property
+    def digest(self) -> bytes:
+        """Identifies the record's content; equal on every replica that holds it."""
+        known = hashlib.blake2b(f"{self.epoch}/{self.lsn}".encode(), digest_size=16)
+        for part in self.parts:
+            known.update(part.digest)
+        return known.digest()
+
+    @property
+    def wire_size(self) -> int:
+        return 32 + sum([part.wire_size for part in self.parts])
+
+
+class Logged(Value, frozen=True, gc=False):
+    """On disk: a record, and how far the replica knew the log to be committed when it wrote it."""
+
+    record: Record
+    committed: Lsn
+
+
+class CutBack(Value, frozen=True, gc=False):
+    """On disk: everything above ``lsn`` is void."""
+
+    lsn: Lsn
+
+
+class Installed(Value, frozen=True, gc=False):
+    """On disk: a piece of a snapshot of the committed state at ``lsn``; the last piece replaces all before it."""
+
+    lsn: Lsn
+    index: int
+    spans: tuple[Span, ...]
+    last: bool
+
+
+DiskEntry: TypeAlias = Logged | CutBack | Installed
+
+
+class Log:
+    """Records above the committed state, the histories below; the next number and last tick of every stream."""
+
+    def __init__(self, make_history: MakeHistory, streams: Iterable[StreamId]) -> None:
+        self._make_history = make_history
+        self._streams = tuple(streams)
+        self.histories: dict[StreamId, History] = {}
+        self.reset(0)
+
+    def reset(self, lsn: Lsn) -> None:
+        """Forget everything; the next record is the one after ``lsn``."""
+        self.histories.clear()  # the mapping itself is shared with the layers that read it
+        self.histories.update({stream: self._make_history(stream) for stream in self._streams})
+        self.records: list[Record] = []
+        self.first: Lsn = lsn + 1
+        self.committed: Lsn = lsn
+        self.ends: dict[StreamId, int] = dict.fromkeys(self._streams, FIRST)
+        self.ticks: dict[StreamId, int] = dict.fromkeys(self._streams, 0)
+
+    @property
+    def last(self) -> Lsn:
+        """The lsn of the newest record, or of the state the log starts from."""
+        return self.first + len(self.records) - 1
+
+    def between(self, after: Lsn, upto: Lsn) -> tuple[Record, ...]:
+        """Records with after < lsn <= upto."""
+        return tuple(self.records[after + 1 - self.first : upto + 1 - self.first])
+
+    def append(self, record: Record) -> None:
+        """Add the next record; its parts are not committed yet."""
+        assert record.lsn == self.last + 1, f"record {record.lsn} after {self.last}"
+        self.records.append(record)
+        for part in record.parts:
+            self._extend(part)
+
+    def _extend(self, part: Span) -> None:
+        self.ends[part.stream] = part.hi
+        if isinstance(part.rows, ArrowRows) and part.rows.origins:
+            self.ticks[part.stream] = max(self.ticks[part.stream], part.rows.origins[-1].tick)
+
+    def commit_next(self) -> tuple[Record, tuple[Span, ...]]:
+        """Apply the next uncommitted record to the histories; returns it and the parts that were refused.
+
+        A refusal (a foreign span that contradicts what is known) is a function of the log alone, so every
+        replica refuses the same parts; the stream's end falls back to its horizon and is fetched again.
+        """
+        self.committed += 1
+        record = self.records[self.committed - self.first]
+        refused = []
+        for part in record.parts:
+            try:
+                self.histories[part.stream].accept(part)
+            except (Contradiction, NotYet):
+                refused.append(part)
+                self.ends[part.stream] = self.histories[part.stream].horizon
+        return record, tuple(refused)
+
+    def cut(self, lsn: Lsn) -> None:
+        """Void the records above ``lsn``, which must not be committed."""
+        assert lsn >= self.committed, f"cut at {lsn} below the commit point {self.committed}"
+        del self.records[lsn + 1 - self.first :]
+        self.ends = {stream: history.horizon for stream, history in self.histories.items()}
+        for record in self.between(self.committed, lsn):
+            for part in record.parts:
+                self.ends[part.stream] = part.hi
+
+    def trim(self, retain: int) -> None:
+        """Forget all but the newest ``retain`` committed records."""
+        surplus = self.committed - self.first + 1 - retain
+        if surplus > retain:  # halves, so that the list is moved rarely
+            del self.records[:surplus]
+            self.first += surplus
+
+    def snapshot(self, chunk_rows: int) -> list[tuple[Span, ...]]:
+        """The committed state as pieces of about ``chunk_rows`` rows; at least one, perhaps empty."""
+        pieces: list[tuple[Span, ...]] = []
+        piece: list[Span] = []
+        rows = 0
+        for history in self.histories.values():
+            at = FIRST
+            while at < history.horizon:
+                for span in history.know(at, history.horizon, chunk_rows):
+                    piece.append(span)
+                    rows += span.rows.count
+                    at = span.hi
+                if rows >= chunk_rows:
+                    pieces.append(tuple(piece))
+                    piece, rows = [], 0
+        return [*pieces, tuple(piece)]
+
+    def install(self, lsn: Lsn, spans: Iterable[Span]) -> None:
+        """Start again from a snapshot."""
+        self.reset(lsn)
+        for span in spans:
+            self.histories[span.stream].accept(span)
+            self._extend(span)
+
+    @classmethod
+    def recover(cls, make_history: MakeHistory, streams: Iterable[StreamId], entries: Sequence[DiskEntry]) -> Log:
+        """Rebuild from what a disk holds."""
+        log = cls(make_history, streams)
+        committed = 0
+        arriving: list[Span] = []
+        for entry in entries:
+            match entry:
+                case Logged(record, known):
+                    log.append(record)
+                    committed = max(committed, known)
+                case CutBack(lsn):
+                    while log.committed < min(committed, lsn):
+                        log.commit_next()
+                    log.cut(lsn)
+                case Installed(lsn, index, spans, last):
+                    arriving = [*arriving, *spans] if index else list(spans)
+                    if last:
+                        log.install(lsn, arriving)
+                        committed = lsn
+        while log.committed < committed:
+            log.commit_next()
+        return log

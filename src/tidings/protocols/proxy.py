@@ -1,0 +1,347 @@
+"""A replica of a region's proxy: chain + inter-region + fabric, wired here and nowhere else.
+
+    publishers --Publish--> [head] --Append--> [middle] --Append--> [tail] --Offer/Know--> clients of the region
+    other regions' tails --Know--> [head]                           [tail] --Know--> heads of other regions
+
+Who does what follows from the place in the chain: the head numbers events (addLocalEvent) and takes what other
+regions send (addRemoteEvent); the tail advertises, serves the other regions and takes part in the region's
+gossip; every replica serves readers what is committed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from tidings.core.errors import AsofGone, NotYet
+from tidings.core.gc import GcPolicy, due_before
+from tidings.core.history import History
+from tidings.core.ids import NodeId, RegionId, StreamId
+from tidings.core.rows import CountedRows, Origin, Rows, before_rows
+from tidings.core.span import Span
+from tidings.core.ticks import HybridClock
+from tidings.protocols.chain import (
+    Ack,
+    Append,
+    BeatTick,
+    Chain,
+    ChainSettings,
+    Committed,
+    Fetch,
+    Install,
+    NextPiece,
+    Reconfigured,
+    Refuse,
+    RetryTick,
+)
+from tidings.protocols.configuration import Current
+from tidings.protocols.interregion import (
+    Advertise,
+    AdvertiseTick,
+    Arrived,
+    InterRegion,
+    InterRegionSettings,
+    PumpTick,
+    Solicit,
+    Subscribe,
+    Unsubscribe,
+)
+from tidings.protocols.kernel import (
+    NOTHING,
+    Deliver,
+    Effect,
+    Effects,
+    Expired,
+    Input,
+    Message,
+    Persisted,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Time,
+    Timer,
+    Value,
+)
+from tidings.protocols.log import DiskEntry, Log, Lsn
+from tidings.protocols.membership import Membership
+from tidings.protocols.messages import Answer, Done, Gone, Know, Read
+from tidings.protocols.publishing import (
+    PUBLISHERS,
+    Batch,
+    NotHead,
+    OpenSession,
+    Publish,
+    Published,
+    Publishers,
+    PublishSettings,
+    Rejected,
+    SessionOpened,
+    entry_rows,
+    renumber,
+)
+from tidings.protocols.pull import PullProxy, PullSettings
+from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
+
+OWNER = "_owner"
+"""The publisher name of events that a stream's owner publishes by itself ("before n" of a policy)."""
+
+CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Current, BeatTick, RetryTick})
+VIEWS = frozenset({View, GossipTick})
+INTER_REGION = frozenset({Know, Done, Advertise, Subscribe, Unsubscribe, Solicit, AdvertiseTick, PumpTick})
+
+
+class StreamDef(Value, frozen=True, gc=False):
+    """What everybody knows of a stream."""
+
+    name: StreamId
+    region: RegionId
+    gc: str = "none"
+    counted: int = 0  # bytes of an event whose rows are only counted; 0: real rows
+    number: int = 0  # low bits of its ticks
+
+
+class MaintainTick(Timer, frozen=True, gc=False):
+    """Purge what is collected; at the head, publish what the policies owe."""
+
+
+class ProxySettings(Value, frozen=True, gc=False):
+    """All settings of a replica."""
+
+    chain: ChainSettings = ChainSettings()
+    inter_region: InterRegionSettings = InterRegionSettings()
+    publish: PublishSettings = PublishSettings()
+    views: ViewsSettings = ViewsSettings()
+    pull: PullSettings = PullSettings()
+    maintain: float = 0.5
+
+
+class Proxy:
+    """One replica. ``entries`` is what its disk holds."""
+
+    def __init__(
+        self,
+        me: NodeId,
+        region: RegionId,
+        service: NodeId,
+        streams: Sequence[StreamDef],
+        peers: Mapping[RegionId, Membership],
+        settings: ProxySettings,
+        entries: Sequence[DiskEntry],
+        rng: random.Random,
+    ) -> None:
+        self.me = me
+        self.region = region
+        self.settings = settings
+        self.streams = {stream.name: stream for stream in streams}
+        ttl = f"by-key,older-than:{settings.publish.ttl}s"
+        policies = {PUBLISHERS: GcPolicy.parse(ttl)} | {s.name: GcPolicy.parse(s.gc) for s in streams}
+        self.policies = policies
+
+        def make_history(stream: StreamId) -> History:
+            counted = stream in self.streams and self.streams[stream].counted > 0
+            return History(stream, policies[stream], counted=counted)
+
+        self.log = Log.recover(make_history, policies, entries)
+        self.chain = Chain(me, region, service, self.log, settings.chain, rng.getrandbits(48))
+        self.inter_region = InterRegion(
+            me,
+            region,
+            self.log.histories,
+            {stream.name: stream.region for stream in streams},
+            peers,
+            lambda stream: self.log.ends[stream],
+            lambda: self.chain.busy,
+            settings.inter_region,
+        )
+        self.views = Views(me, region, settings.views, rng, self.chain.membership, replica=True)
+        self.pull = PullProxy(me, settings.pull, self.views, rng, self.log.histories)
+        self.publishers = Publishers(settings.publish)
+        self.clocks = {s.name: HybridClock(s.number) for s in streams if s.region == region}
+        self.led: Lsn | None = None  # as head: the last record this replica did not number itself
+        self.waiting: dict[Lsn, list[tuple[NodeId, Message]]] = {}  # answers owed when a record is committed
+
+    # --- the boundary -------------------------------------------------------------------------------
+
+    def start(self, now: Time) -> Effects:
+        effects = [SetTimer(self.settings.maintain, MaintainTick()), *self.chain.start(now)]
+        return [*effects, *self.views.start(now), *self.pull.start(now)]
+
+    def handle(self, now: Time, input: Input) -> Effects:
+        what: object = input
+        if type(input) is Received:
+            what = input.message
+        elif type(input) is Expired:
+            what = input.timer
+        kind = type(what)
+        if kind in CHAIN or kind is Persisted:
+            return self._chain(now, self.chain.handle(now, input))
+        if kind in INTER_REGION:
+            return self._inter_region(now, self.inter_region.handle(now, input))
+        if kind is Publish or kind is OpenSession:
+            assert isinstance(input, Received)
+            return self._receive_publisher(now, input.src, input.message)
+        if kind is Read:
+            assert isinstance(input, Received) and isinstance(input.message, Read)
+            return self._read(input.src, input.message)
+        if kind is MaintainTick:
+            return self._maintain(now)
+        if kind in VIEWS:
+            return [effect for effect in self.views.handle(now, input) if type(effect) is not Deliver]
+        return self.pull.handle(now, input)
+
+    def check(self) -> None:
+        self.chain.check()
+        self.inter_region.check()
+        self.views.check()
+        self.pull.check()
+        assert len(self.waiting) <= self.settings.chain.backlog, "answers owed are bounded by the backlog"
+
+    # --- translating between the layers ---------------------------------------------------------------
+
+    def _chain(self, now: Time, effects: Effects) -> list[Effect]:
+        """What the chain delivers moves the other layers; everything else passes."""
+        out: list[Effect] = []
+        for effect in effects:
+            if type(effect) is not Deliver:
+                out.append(effect)
+            elif isinstance(effect.item, Committed):
+                out.append(effect)
+                out.extend(self._committed(now, effect.item))
+            elif isinstance(effect.item, Reconfigured):
+                out.extend(self._reconfigured(now, effect.item.membership))
+        return out
+
+    def _inter_region(self, now: Time, effects: Effects) -> list[Effect]:
+        out: list[Effect] = []
+        for effect in effects:
+            if type(effect) is Deliver and isinstance(effect.item, Arrived):
+                out.extend(self._chain(now, self.chain.append(effect.item.spans)))
+            else:
+                out.append(effect)
+        return out
+
+    def _committed(self, now: Time, item: Committed) -> list[Effect]:
+        out: list[Effect] = [Report("contradiction") for _ in item.refused]
+        parts = item.record.parts
+        out += [Report("asof_above_horizon") for p in parts if p.asof > self.log.histories[p.stream].horizon]
+        for stream in dict.fromkeys(part.stream for part in parts):
+            if stream in self.streams:
+                out.extend(self.inter_region.committed(stream))
+                out.extend(self.pull.advance(now, stream))
+        answers = self.waiting.pop(item.record.lsn, ())
+        return out + [Send(node, answer) for node, answer in answers]
+
+    def _reconfigured(self, now: Time, membership: Membership) -> list[Effect]:
+        self.views.learn(membership)
+        if self.chain.is_head and self.led is None:
+            self._take_the_lead()
+        elif not self.chain.is_head:
+            self.led = None
+            self.waiting.clear()
+        return self.inter_region.reconfigure(now, membership, self.chain.is_head, self.chain.is_tail)
+
+    def _take_the_lead(self) -> None:
+        """A new head remembers publishers and ticks from history and log, committed or not."""
+        self.led = self.log.last
+        records = self.log.between(self.log.committed, self.log.last)
+        history = self.log.histories[PUBLISHERS]
+        known = [span.rows for span in history.know(1, history.horizon)]
+        pending = [part for record in records for part in record.parts]
+        self.publishers.load([*known, *[part.rows for part in pending if part.stream == PUBLISHERS]])
+        for stream, clock in self.clocks.items():
+            clock.observe(self.log.ticks[stream])
+
+    # --- publishing: addLocalEvent (A1.15) ------------------------------------------------------------
+
+    def _receive_publisher(self, now: Time, src: NodeId, message: Message) -> Effects:
+        if not self.chain.is_head:
+            membership = self.chain.membership
+            return [Send(src, NotHead(membership))] if membership.epoch else NOTHING
+        if isinstance(message, OpenSession):
+            return self._open_session(now, src, message)
+        assert isinstance(message, Publish)
+        return self._publish(now, src, message)
+
+    def _open_session(self, now: Time, src: NodeId, message: OpenSession) -> Effects:
+        entry = self.publishers.open(now, message.publisher, message.nonce, self.log.last + 1)
+        if entry is None:
+            known = self.publishers.entries[message.publisher]
+            return self._answer(src, known.opened, SessionOpened(message.nonce, known.session))
+        effects = self._append(now, [], message.publisher)
+        return [*effects, *self._answer(src, self.log.last, SessionOpened(message.nonce, entry.session))]
+
+    def _publish(self, now: Time, src: NodeId, batch: Publish) -> Effects:
+        stream = self.streams.get(batch.stream)
+        verdict = self.publishers.judge(now, batch)
+        if stream is None or stream.region != self.region:
+            verdict = "stream"
+        elif verdict == "new" and self.chain.busy:
+            verdict = "busy"
+        if isinstance(verdict, Batch):
+            again = Published(batch.session, batch.first, verdict.lo, verdict.lo + verdict.count)
+            across = [Report("retry_across_failover")] if verdict.lsn <= (self.led or 0) else []
+            return [Report("duplicate_publish"), *across, *self._answer(src, verdict.lsn, again)]
+        if verdict != "new":
+            return [Send(src, Rejected(batch.session, batch.first, verdict)), Report(f"publish_{verdict}")]
+        return self.add_local_event(now, src, batch)
+
+    def add_local_event(self, now: Time, src: NodeId, batch: Publish) -> list[Effect]:
+        """Number a new batch, write it with its publisher's entry, owe the answer (A1.15)."""
+        lo = self.log.ends[batch.stream]
+        rows = renumber(batch, lo, self.clocks[batch.stream].next(now), now, self.region)
+        self.publishers.accept(now, batch, lo, self.log.last + 1)
+        effects = self._append(now, [Span.of(batch.stream, lo, rows)], batch.publisher)
+        answer = Published(batch.session, batch.first, lo, lo + rows.count)
+        return [*effects, *self._answer(src, self.log.last, answer)]
+
+    def _append(self, now: Time, parts: list[Span], publisher: str | None) -> list[Effect]:
+        if publisher is not None:
+            at = self.log.ends[PUBLISHERS]
+            rows = entry_rows(at, publisher, self.publishers.entries[publisher], now)
+            parts = [*parts, Span.of(PUBLISHERS, at, rows)]
+        return self._chain(now, self.chain.append(tuple(parts)))
+
+    def _answer(self, to: NodeId, lsn: Lsn, answer: Message) -> list[Effect]:
+        """Answer now if the record is committed, else when it is."""
+        if lsn <= self.log.committed:
+            return [Send(to, answer)]
+        self.waiting.setdefault(lsn, []).append((to, answer))
+        return []
+
+    # --- readers ------------------------------------------------------------------------------------------
+
+    def _read(self, src: NodeId, read: Read) -> Effects:
+        history = self.log.histories.get(read.stream)
+        if history is None:
+            return [Report("bad_message")]
+        try:
+            return [Send(src, Answer(history.rows(read.lo, read.hi, read.asof)))]
+        except AsofGone as gone:
+            return [Send(src, Gone(read.stream, read.asof, gone.floor)), Report("asof_gone")]
+        except NotYet:
+            return NOTHING  # the reader asks another replica, or later
+
+    # --- upkeep -----------------------------------------------------------------------------------------
+
+    def _maintain(self, now: Time) -> list[Effect]:
+        out: list[Effect] = [SetTimer(self.settings.maintain, MaintainTick())]
+        self.publishers.expire(now)
+        for stream, history in self.log.histories.items():
+            history.purge()
+            if self.chain.is_head and (stream == PUBLISHERS or stream in self.clocks) and not self.chain.busy:
+                before = due_before(self.policies[stream], history, now)
+                if before is not None:
+                    out.extend(self._append(now, [self._before(now, stream, before)], None))
+        return out
+
+    def _before(self, now: Time, stream: StreamId, before: int) -> Span:
+        """The owner's own collecting event, as a policy demands (A1.43)."""
+        lo = self.log.ends[stream]
+        rows: Rows
+        if stream in self.streams and self.streams[stream].counted:
+            rows = CountedRows(lo, lo + 1, self.streams[stream].counted, ((lo, before),))
+        else:
+            tick = self.clocks[stream].next(now) if stream in self.clocks else 0
+            rows = before_rows(lo, [before], Origin(lo, lo + 1, OWNER, tick, lo, tick, now, self.region))
+        return Span.of(stream, lo, rows)

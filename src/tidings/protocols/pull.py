@@ -1,0 +1,582 @@
+"""Pull dissemination inside a region (A1.29-A1.39, figure 3 of paper 000): notify, request, events.
+
+Who has delivered something offers its horizon to F neighbours out of its view, redrawn every shuffle time; who
+hears of numbers it has not asked anybody for wants them from the sender, and asks for each number once. A span
+that continues the horizon is delivered, one that is further on is held back. What a peer cannot give (its `Recv`
+has discarded it, it died, a message was lost) is wanted from the proxy, which keeps the history: at once if an
+answer shows that nobody is left who was asked, else after a time without progress. One request to the proxy per
+stream is under way at a time, because re-asking a queued proxy spirals (FINDINGS).
+
+Guarantee: a client that stays up delivers every number the proxy committed, once and in order; a number without
+a row was collected. Deviations: a client keeps spans as received and does not collect by itself (A1.30); a
+newly drawn neighbour is offered every stream (A1.38); a client that hears nothing probes a neighbour (FINDINGS).
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from operator import attrgetter
+
+from tidings.core.errors import AsofGone, Contradiction, NotYet
+from tidings.core.history import History
+from tidings.core.ids import FIRST, NodeId, StreamId
+from tidings.core.lens import ALL
+from tidings.core.span import Span, join
+from tidings.protocols.kernel import (
+    NOTHING,
+    Deliver,
+    Effect,
+    Effects,
+    Expired,
+    Input,
+    Message,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Time,
+    Timer,
+    Value,
+)
+from tidings.protocols.messages import Gone, Know, Offer, Want
+from tidings.protocols.views import Views
+
+_start = attrgetter("lo")
+_end = attrgetter("hi")
+
+
+class Probe(Message, frozen=True, gc=False):
+    """The sender has heard nothing for a while; the receiver offers it every stream it knows."""
+
+
+class ShuffleTick(Timer, frozen=True, gc=False):
+    """Time to draw other active neighbours."""
+
+    generation: int
+
+
+class FallbackTick(Timer, frozen=True, gc=False):
+    """Look whether a stream that lacks something has moved; if not, turn to the proxy."""
+
+    stream: StreamId
+    generation: int
+
+
+class ProbeTick(Timer, frozen=True, gc=False):
+    """Look whether anything has been heard; if not, probe."""
+
+    generation: int
+
+
+class PullSettings(Value, frozen=True, gc=False):
+    """Settings of the fabric; sizes are per stream, times in seconds."""
+
+    fanout: int = 4  # F (SP3, SP3d)
+    shuffle: float = 0.03  # SP4
+    proxy_fanout: int = 4  # the proxy's own F: 1 if its uplink is no faster than a client's (FINDINGS)
+    proxy_shuffle: float = 0.03
+    fallback: float = 0.1  # without progress (FINDINGS)
+    proxy_timeout: float = 1.0  # ours, because it must exceed the queue of a busy proxy; doubles up to 4 s
+    probe: float = 0.03  # FINDINGS; 0 switches the probe off
+    probe_max: float = 1.0  # ours, because an idle client should send about one message a second
+    recv_rows: int = 432_000  # half a second at 864,000 events/s (SP3, FINDINGS: less is a cliff)
+    held_rows: int = 432_000  # as Recv: what a peer can serve in one go can be held
+    reply_rows: int = 65_536  # ours, because a cap below 4 batches of 5 ms at SP3's rate hurts (FINDINGS)
+    asks: int = 256  # ours: requests under way to peers; at 200 batches/s (FINDINGS) 20 arise before the fallback
+    streams: int = 4096  # ours: streams a client learns from offers
+
+
+class Fanout:
+    """The neighbours that are told of progress: F of the view, redrawn at every shuffle (A1.35)."""
+
+    def __init__(self, views: Views, size: int, period: float, rng: random.Random) -> None:
+        self.views = views
+        self.size = size
+        self.period = period
+        self.rng = rng
+        self.active: tuple[NodeId, ...] = ()
+        self._generation = 0
+
+    def start(self) -> SetTimer:
+        """Set the first timer, at a random moment of the period: members should not shuffle in step."""
+        return self._arm(self.rng.random() * self.period)
+
+    def shuffle(self, timer: ShuffleTick) -> tuple[SetTimer, tuple[NodeId, ...]] | None:
+        """Draw again and say who is newly active; None if the timer is stale."""
+        if timer.generation != self._generation:
+            return None
+        before, peers = self.active, self.views.peers()
+        self.active = tuple(self.rng.sample(peers, min(self.size, len(peers))))
+        return self._arm(self.period), tuple([peer for peer in self.active if peer not in before])
+
+    def _arm(self, delay: float) -> SetTimer:
+        self._generation += 1
+        return SetTimer(delay, ShuffleTick(self._generation))
+
+
+class Ask(Value, frozen=True, gc=False):
+    """A request under way."""
+
+    lo: int
+    hi: int
+    to: NodeId
+    at: Time
+    fallback: bool  # to the proxy, for what nobody else gave
+
+
+class Recv:
+    """Delivered spans as they came, contiguous up to the horizon; the oldest are discarded for the newest (A1.33)."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.rows = 0  # a span without rows counts as one
+        self.spans: deque[Span] = deque()
+
+    def discard(self) -> int:
+        """Forget the oldest rows beyond the bound and say how many; of a span larger than that the end stays."""
+        before = self.rows
+        while self.rows > self.bound and len(self.spans) > 1:
+            self.rows -= self.spans.popleft().rows.count or 1
+        if self.rows > self.bound:
+            span = self.spans[0]
+            self.spans[0] = span.slice(int(span.rows.numbers[-self.bound]), span.hi)
+            self.rows = self.bound
+        return before - self.rows
+
+    def overlap(self, lo: int, hi: int, limit: int) -> tuple[Span, ...]:
+        """What is stored of [lo, hi), from its beginning up to about ``limit`` rows."""
+        found: list[Span] = []
+        spans, at = self.spans, bisect_right(self.spans, lo, key=_end)
+        while at < len(spans) and limit > 0 and spans[at].lo < hi:
+            span = spans[at].slice(lo, hi)
+            count = span.rows.count
+            if count > limit:
+                span = span.slice(span.lo, int(span.rows.numbers[limit]))
+            found.append(span)
+            limit -= count or 1
+            at += 1
+        return tuple(found)
+
+
+class StreamState:
+    """What a client knows of one stream, and whom it has asked."""
+
+    def __init__(self, name: StreamId, horizon: int, settings: PullSettings) -> None:
+        self.name = name
+        self.horizon = horizon  # the first number not delivered (the paper's cnt + 1)
+        self.next = horizon  # the first number not asked for
+        self.offer: Offer | None = None  # of the horizon, once something is stored that others can want
+        self.recv = Recv(settings.recv_rows)
+        self.held: list[Span] = []  # above the horizon, disjoint, ascending
+        self.held_rows = 0
+        self.asked: list[Ask] = []
+        self.since: Time = 0.0  # of the last progress, or since when something is lacking
+        self.armed = False  # a FallbackTick is under way
+        self.generation = 0
+        self.patience = settings.proxy_timeout
+
+    def hold(self, span: Span) -> None:
+        """Put a span among those held; raises `Contradiction` with nothing changed."""
+        first = bisect_right(self.held, span.lo, key=_end)
+        last = bisect_left(self.held, span.hi, key=_start)
+        overlapped = self.held[first:last]
+        joined = join(overlapped, (span,)) if overlapped else (span,)
+        self.held[first:last] = joined
+        self.held_rows += _weight(joined) - _weight(overlapped)
+        self.next = max(self.next, span.hi)
+
+    def release(self) -> Span | None:
+        """Take out the held span that continues the horizon, if there is one."""
+        if not self.held or self.held[0].lo > self.horizon:
+            return None
+        span = self.held.pop(0)
+        self.held_rows -= _weight((span,))
+        return span
+
+    def answered(self, src: NodeId, spans: Sequence[Span]) -> Ask | None:
+        """Take out the request that these spans answer: the first to their sender that they overlap."""
+        for at, ask in enumerate(self.asked):
+            if ask.to == src and (not spans or (spans[0].lo < ask.hi and ask.lo < spans[-1].hi)):
+                del self.asked[at]
+                return ask
+        return None
+
+    def gap(self) -> tuple[int, int] | None:
+        """The first range below `next` that is neither known nor held nor asked for."""
+        at = self.horizon
+        covered = [(ask.lo, ask.hi) for ask in self.asked] + [(span.lo, span.hi) for span in self.held]
+        for lo, hi in sorted(covered):
+            if lo > at:
+                return at, lo
+            at = max(at, hi)
+        return (at, self.next) if at < self.next else None
+
+
+def _weight(spans: Sequence[Span]) -> int:
+    return sum([span.rows.count or 1 for span in spans])
+
+
+class PullClient:
+    """A client of the region. ``streams`` are the horizons to continue from; others are learned from offers."""
+
+    def __init__(
+        self, me: NodeId, settings: PullSettings, views: Views, rng: random.Random, streams: Mapping[StreamId, int]
+    ) -> None:
+        self.me = me
+        self.settings = settings
+        self.views = views
+        self.rng = rng
+        self.streams = {name: StreamState(name, horizon, settings) for name, horizon in streams.items()}
+        self.fanout = Fanout(views, settings.fanout, settings.shuffle, rng)
+        self._epoch = views.membership.epoch
+        self._turn = 0  # which replica is asked next, counted from the tail
+        self._probes = 0
+        self._news = False  # an offer told something new since the last ProbeTick
+        self._wait = settings.probe
+        self._generation = 0
+
+    @property
+    def horizons(self) -> dict[StreamId, int]:
+        """How far each stream has been delivered."""
+        return {name: state.horizon for name, state in self.streams.items()}
+
+    def start(self, now: Time) -> Effects:
+        """Set the timers."""
+        timers: list[Effect] = [self.fanout.start()]
+        if self.settings.probe > 0:
+            timers.append(self._arm_probe(self._wait * (1 + self.rng.random())))
+        return timers
+
+    def handle(self, now: Time, input: Input) -> Effects:
+        """React to one input. Most are offers of nothing new (FINDINGS: 75-90%): that path comes first."""
+        if type(input) is Received:
+            message = input.message
+            if type(message) is Offer:
+                state = self.streams.get(message.stream)
+                if state is not None and message.horizon <= state.next:
+                    return NOTHING
+                return self.receive_notify(now, input.src, message)
+            if type(message) is Know:
+                return self.receive_events(now, input.src, message)
+            if type(message) is Want:
+                return self.receive_request(input.src, message)
+            if type(message) is Probe:
+                return [Send(input.src, state.offer) for state in self.streams.values() if state.offer]
+        elif type(input) is Expired:
+            timer = input.timer
+            if type(timer) is ShuffleTick:
+                return self._shuffle(timer)
+            if type(timer) is FallbackTick:
+                return self._fall_back(now, timer)
+            if type(timer) is ProbeTick and timer.generation == self._generation:
+                return self._probe(now)
+        return NOTHING
+
+    def check(self) -> None:
+        """What must hold after every step; of Recv only the end is looked at, because only that moves."""
+        for name, state in self.streams.items():
+            at = f"{self.me} {name} horizon {state.horizon}"
+            assert state.horizon <= state.next, f"{at}: beyond next {state.next}"
+            edge = state.horizon + 1  # what continues the horizon has been delivered
+            for span in state.held:
+                assert span.lo >= edge, f"{at}: held [{span.lo}, {span.hi}) where {edge} was the least"
+                edge = span.hi
+            assert edge <= state.next or not state.held, f"{at}: held up to {edge}, next {state.next}"
+            assert _weight(state.held) == state.held_rows <= self.settings.held_rows, f"{at}: {state.held_rows} held"
+            assert state.recv.rows <= self.settings.recv_rows, f"{at}: keeps {state.recv.rows} rows"
+            assert len(state.asked) <= self.settings.asks + 1, f"{at}: {len(state.asked)} requests under way"
+            assert sum([ask.fallback for ask in state.asked]) <= 1, f"{at}: asks the proxy twice"
+            edge = state.horizon
+            for span in islice(reversed(state.recv.spans), 3):
+                assert span.hi == edge, f"{at}: Recv has [{span.lo}, {span.hi}) where {edge} should end"
+                edge = span.lo
+
+    # --- the transitions of figure 3 --------------------------------------------------------------------
+
+    def receive_notify(self, now: Time, src: NodeId, offer: Offer) -> Effects:
+        """The sender knows numbers from `next` on: want from it what nobody has been asked for yet."""
+        state = self.streams.get(offer.stream)
+        if state is None:
+            if offer.horizon <= FIRST:
+                return NOTHING
+            if len(self.streams) >= self.settings.streams:
+                return [Report("stream_overflow")]
+            state = self.streams[offer.stream] = StreamState(offer.stream, FIRST, self.settings)
+        self._news = True
+        if len(state.asked) >= self.settings.asks:
+            return [Report("ask_overflow")]
+        if state.horizon == state.next:
+            state.since = now
+        effects: list[Effect] = [self._ask(now, state, src, state.next, offer.horizon)]
+        state.next = offer.horizon
+        if not state.armed:
+            effects.append(self._arm_fallback(state, self.settings.fallback))
+        return effects
+
+    def receive_request(self, src: NodeId, want: Want) -> Effects:
+        """Answer with what is stored of the range, perhaps nothing, and with the own horizon."""
+        state = self.streams.get(want.stream)
+        if state is None or want.asof is not None or not FIRST <= want.lo < want.hi:
+            return [Report("bad_message")]
+        spans = state.recv.overlap(want.lo, want.hi, self.settings.reply_rows)
+        return [Send(src, Know(want.stream, spans, state.horizon))]
+
+    def receive_events(self, now: Time, src: NodeId, know: Know) -> Effects:
+        """Deliver what continues the horizon, hold what is further on, ask on for what is still missing."""
+        state = self.streams.get(know.stream)
+        if state is None:
+            return [Report("bad_message")]
+        ask = state.answered(src, know.spans)
+        before, useful = state.horizon, False
+        effects: list[Effect] = []
+        for span in know.spans:
+            useful |= self._take(state, span, effects)
+        if state.horizon > before:
+            state.since = now
+            state.next = max(state.next, state.horizon)
+            state.offer = Offer(state.name, state.horizon)
+            effects += [Send(peer, state.offer) for peer in self.fanout.active]
+            if state.asked:
+                state.asked = [a for a in state.asked if a.hi > state.horizon or a.fallback]
+        if ask is not None and ask.fallback:
+            state.patience = self.settings.proxy_timeout
+        if state.horizon < state.next:
+            if ask is not None:
+                self._follow_up(now, state, ask, know, useful, effects)
+            if not state.armed:
+                effects.append(self._arm_fallback(state, self.settings.fallback))
+        return effects
+
+    def deliver_event(self, state: StreamState, span: Span, effects: list[Effect]) -> None:
+        """Hand on the span at the horizon, and keep it for others."""
+        state.horizon = hi = span.hi
+        effects.append(Deliver(span))
+        count = span.rows.count
+        if count < hi - span.lo:
+            effects.append(Report("tombstone_delivered"))
+        if span.asof > hi:
+            effects.append(Report("asof_above_horizon"))
+        recv = state.recv
+        recv.spans.append(span)
+        recv.rows += count or 1
+        if recv.rows > recv.bound:
+            self.discard_event(state, effects)
+
+    def discard_event(self, state: StreamState, effects: list[Effect]) -> None:
+        """Keep Recv within its bound."""
+        effects.append(Report("recv_overflow", state.recv.discard()))
+
+    def request_from_proxy(self, now: Time, state: StreamState, effects: list[Effect]) -> None:
+        """Want the first gap from the proxy, unless it has been asked already."""
+        if state.horizon >= state.next or any([ask.fallback for ask in state.asked]):
+            return
+        gap = state.gap()
+        if gap is not None:
+            effects += [Report("proxy_fallback"), self._ask(now, state, self._replica(), *gap, fallback=True)]
+
+    # --- their parts ------------------------------------------------------------------------------------
+
+    def _take(self, state: StreamState, span: Span, effects: list[Effect]) -> bool:
+        """Deliver or hold one span; False if it is refused or tells nothing new."""
+        if span.stream != state.name or (span.lens is not ALL and span.lens != ALL):
+            effects.append(Report("bad_message"))
+            return False
+        if span.lo < state.horizon:
+            seen = span.slice(span.lo, state.horizon)
+            try:
+                for kept in state.recv.overlap(seen.lo, seen.hi, self.settings.recv_rows):
+                    join((kept,), (seen.slice(kept.lo, kept.hi),))
+            except Contradiction:
+                effects.append(Report("contradiction"))
+                return False
+            if seen.rows.count:
+                effects.append(Report("duplicate_rows", seen.rows.count))
+            if span.hi <= state.horizon:
+                return False
+            span = span.slice(state.horizon, span.hi)
+        if span.lo == state.horizon and (not state.held or span.hi <= state.held[0].lo):
+            self.deliver_event(state, span, effects)
+        else:
+            if span.lo > state.horizon and state.held_rows + (span.rows.count or 1) > self.settings.held_rows:
+                effects.append(Report("held_overflow"))
+                return False
+            try:
+                state.hold(span)
+            except Contradiction:
+                effects.append(Report("contradiction"))
+                return False
+        while state.held and (ready := state.release()) is not None:
+            self.deliver_event(state, ready, effects)
+        return True
+
+    def _follow_up(
+        self, now: Time, state: StreamState, ask: Ask, know: Know, useful: bool, effects: list[Effect]
+    ) -> None:
+        """After an answer: the rest of a shortened one comes from the same node, a gap from the proxy."""
+        if ask.fallback and not useful and state.horizon < ask.hi:
+            self._turn += 1
+            if not state.held and not state.asked:
+                state.next = state.horizon  # nobody has it (any more): wait for the next offer
+            return
+        if useful:
+            lo = max(know.spans[-1].hi, state.horizon)
+            hi = min(ask.hi, know.horizon)
+            if lo < hi:
+                effects.append(self._ask(now, state, ask.to, lo, hi, fallback=ask.fallback))
+        self.request_from_proxy(now, state, effects)
+
+    def _ask(self, now: Time, state: StreamState, to: NodeId, lo: int, hi: int, *, fallback: bool = False) -> Send:
+        state.asked.append(Ask(lo, hi, to, now, fallback))
+        return Send(to, Want(state.name, lo, hi))
+
+    def _replica(self) -> NodeId:
+        """Whom to ask of the proxy: the tail of a new chain, then the others in turn as they do not answer."""
+        membership = self.views.membership
+        if membership.epoch != self._epoch:
+            self._epoch, self._turn = membership.epoch, 0
+        return membership.replicas[-1 - self._turn % len(membership.replicas)]
+
+    # --- timers -----------------------------------------------------------------------------------------
+
+    def _arm_fallback(self, state: StreamState, delay: float) -> SetTimer:
+        state.armed = True
+        state.generation += 1
+        return SetTimer(delay, FallbackTick(state.name, state.generation))
+
+    def _arm_probe(self, delay: float) -> SetTimer:
+        self._generation += 1
+        return SetTimer(delay, ProbeTick(self._generation))
+
+    def _fall_back(self, now: Time, timer: FallbackTick) -> Effects:
+        state = self.streams.get(timer.stream)
+        if state is None or timer.generation != state.generation:
+            return NOTHING
+        if state.horizon >= state.next:
+            state.armed = False
+            return NOTHING
+        effects: list[Effect] = []
+        wait = self.settings.fallback
+        slack = wait / 8  # ours: so much early or late is the same, and no timer is set for an instant
+        left = state.since + wait - now
+        if left > slack:
+            wait = left
+        else:
+            asked, state.asked = state.asked, []
+            for ask in asked:
+                if now - ask.at < (state.patience if ask.fallback else wait) - slack:
+                    state.asked.append(ask)
+                elif ask.fallback:
+                    self._turn += 1
+                    state.patience = min(2 * state.patience, 4 * self.settings.proxy_timeout)
+            self.request_from_proxy(now, state, effects)
+        effects.append(self._arm_fallback(state, wait))
+        return effects
+
+    def _shuffle(self, timer: ShuffleTick) -> Effects:
+        drawn = self.fanout.shuffle(timer)
+        if drawn is None:
+            return NOTHING
+        offers = [state.offer for state in self.streams.values() if state.offer]
+        return [*[Send(peer, offer) for peer in drawn[1] for offer in offers], drawn[0]]
+
+    def _probe(self, now: Time) -> Effects:
+        """Probe when nothing new was heard, less and less often as long as it stays so.
+
+        Every second probe goes to the proxy: neighbours that starve together cannot help each other.
+        """
+        effects: list[Effect] = []
+        neighbours = self.views.neighbours()
+        if self._news:
+            self._news, self._wait = False, self.settings.probe
+        else:
+            self._probes += 1
+            replicas = self.views.membership.replicas
+            proxy = replicas[-1 - self._probes // 2 % len(replicas)]
+            to = proxy if self._probes % 2 or not neighbours else self.rng.choice(neighbours)
+            effects.append(Send(to, Probe()))
+            self._wait = min(2 * self._wait, self.settings.probe_max)
+        effects.append(self._arm_probe(self._wait))
+        return effects
+
+
+class PullProxy:
+    """A replica of the proxy as a member: each serves what is committed, only the tail offers it."""
+
+    def __init__(
+        self,
+        me: NodeId,
+        settings: PullSettings,
+        views: Views,
+        rng: random.Random,
+        histories: Mapping[StreamId, History],
+    ) -> None:
+        self.me = me
+        self.settings = settings
+        self.views = views
+        self.histories = histories
+        self.fanout = Fanout(views, settings.proxy_fanout, settings.proxy_shuffle, rng)
+        self._offered: dict[StreamId, int] = {}
+
+    def start(self, now: Time) -> Effects:
+        """Set the shuffle timer."""
+        return [self.fanout.start()]
+
+    def handle(self, now: Time, input: Input) -> Effects:
+        """React to one input; what clients offer is no news to the proxy."""
+        match input:
+            case Received(src, Want() as want):
+                return self.receive_request(src, want)
+            case Received(src, Probe()):
+                return [Send(src, offer) for offer in self._offers()]
+            case Expired(ShuffleTick() as timer):
+                return self._shuffle(timer)
+        return NOTHING
+
+    def check(self) -> None:
+        assert self.me not in self.fanout.active, f"{self.me} offers to itself"
+        for stream, history in self.histories.items():
+            offered = self._offered.get(stream, FIRST)
+            assert offered <= history.horizon, f"{self.me} {stream}: offered {offered}, knows {history.horizon}"
+
+    def advance(self, now: Time, stream: StreamId) -> Effects:
+        """A stream's committed horizon may have moved: the tail offers it (deliverEvent at a proxy, A1.30)."""
+        horizon = self.histories[stream].horizon
+        if horizon <= self._offered.get(stream, FIRST) or not self.views.is_proxy:
+            return NOTHING
+        self._offered[stream] = horizon
+        offer = Offer(stream, horizon)
+        return [Send(peer, offer) for peer in self.fanout.active]
+
+    def receive_request(self, src: NodeId, want: Want) -> Effects:
+        """Answer from the history, at most so many rows at a time."""
+        history = self.histories.get(want.stream)
+        if history is None or not FIRST <= want.lo < want.hi:
+            return [Report("bad_message")]
+        limit = self.settings.reply_rows
+        spans: Sequence[Span] = ()
+        if want.asof is None:
+            spans = history.know(want.lo, want.hi, limit_rows=limit)
+        else:
+            try:
+                spans = (history.rows(want.lo, min(want.hi, want.lo + limit), want.asof),)
+            except AsofGone as gone:
+                return [Send(src, Gone(want.stream, want.asof, gone.floor))]
+            except NotYet:
+                pass  # an answer without spans, and the horizon
+        return [Send(src, Know(want.stream, tuple(spans), history.horizon))]
+
+    def _offers(self) -> list[Offer]:
+        known = [(stream, history.horizon) for stream, history in self.histories.items() if stream[0] != "_"]
+        return [Offer(stream, horizon) for stream, horizon in known if horizon > FIRST]
+
+    def _shuffle(self, timer: ShuffleTick) -> Effects:
+        """Offer everything to all that are drawn, known ones too: a lost offer of an idle stream is made good."""
+        drawn = self.fanout.shuffle(timer)
+        if drawn is None:
+            return NOTHING
+        offers = self._offers() if self.views.is_proxy else []
+        return [*[Send(peer, offer) for peer in self.fanout.active for offer in offers], drawn[0]]

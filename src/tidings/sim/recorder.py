@@ -1,0 +1,218 @@
+"""Writes down what happened, as the trace tables that check/ judges.
+
+The recorder listens to the world and keeps two independent accounts: what publishers sent and were told, and what
+chains committed; `trace` joins them by (publisher, session, number). Receipts are what clients delivered; the log
+is what reached the replicas' disks and what they committed. Nothing here influences the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tidings.check.tables import ALIVE, DELIVERED, GAUGE, LOG, PUBLISHED, LogEvent, Trace, table
+from tidings.core.ids import NodeId, RegionId, StreamId
+from tidings.core.rows import ArrowRows, CountedRows, Origin, Rows
+from tidings.core.span import Span
+from tidings.protocols.chain import Committed
+from tidings.protocols.client import ReadDone
+from tidings.protocols.kernel import Effects, Persist, Send
+from tidings.protocols.log import CutBack, Installed, Logged, Record
+from tidings.protocols.proxy import OWNER, StreamDef
+from tidings.protocols.publishing import PUBLISHERS, Acked, Publish
+from tidings.sim.world import Started
+
+EventId = tuple[StreamId, str, int, int]  # stream, publisher, session, number
+
+
+class Columns:
+    """A table while it grows."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.rows: list[tuple[Any, ...]] = []
+
+    def dict(self) -> dict[str, list[Any]]:
+        """By column, as `check.tables.table` takes it."""
+        columns = zip(*self.rows, strict=True) if self.rows else ([] for _ in self.names)
+        return {name: list(values) for name, values in zip(self.names, columns, strict=True)}
+
+
+class Recorder:
+    """Observes one run."""
+
+    def __init__(self, streams: Sequence[StreamDef], region_of: Mapping[NodeId, RegionId]) -> None:
+        self.streams = {stream.name: stream for stream in streams}
+        self.region_of = region_of
+        self.sent: dict[EventId, tuple[int, Any]] = {}  # count, content hash (None: counted)
+        self.acked: dict[EventId, tuple[int, float]] = {}
+        self.committed: dict[tuple[StreamId, int], tuple[Any, ...]] = {}
+        self.arrived: dict[tuple[StreamId, int], float] = {}  # when a batch's first number was given, at its head
+        self.delivered = Columns(
+            *("subscriber", "incarnation", "n", "stream", "lo", "hi", "asof", "lens", "rows", "hash_sum", "time")
+        )
+        self.log = Columns("region", "replica", "epoch", "lsn", "hash", "event", "time")
+        self.gauges = Columns("node", "name", "value", "bound", "time")
+        self.reads = 0
+
+    # --- what the world tells ---------------------------------------------------------------------------
+
+    def on_step(self, time: float, node: NodeId, incarnation: int, input: Any, effects: Effects) -> None:
+        """Publishers' batches as they leave, owners' own events as they are written, replicas that come back."""
+        if type(input) is Started and input.records:
+            self._logged(time, node, 0, 0, None, LogEvent.RESTARTED)
+        for effect in effects:
+            if isinstance(effect, Send):
+                if isinstance(effect.message, Publish):
+                    self._sent(effect.message)
+            elif isinstance(effect, Persist) and isinstance(effect.record, Logged):
+                self._written(time, effect.record.record)
+
+    def on_deliver(self, time: float, node: NodeId, incarnation: int, item: Any) -> None:
+        """Receipts, acknowledgements, commits."""
+        if isinstance(item, Span):
+            self._receipt(time, node, incarnation, item)
+        elif isinstance(item, Committed):
+            self._commit(time, node, item)
+        elif isinstance(item, Acked):
+            event = (item.stream, item.publisher, item.session, item.first)
+            for at in range(1 if self.streams[item.stream].counted else item.hi - item.lo):
+                self.acked.setdefault((*event[:3], item.first + at), (item.lo + at, time))
+        elif isinstance(item, ReadDone) and isinstance(item.answer, Span):
+            self.reads += 1
+            self._receipt(time, f"{node}#read{self.reads}", 1, item.answer)
+
+    def on_durable(self, time: float, node: NodeId, records: Sequence[Any]) -> None:
+        """What a replica's disk now holds."""
+        for entry in records:
+            if isinstance(entry, Logged):
+                record = entry.record
+                self._logged(time, node, record.epoch, record.lsn, _hash(record), LogEvent.PERSISTED)
+            elif isinstance(entry, CutBack):
+                self._logged(time, node, 0, entry.lsn + 1, None, LogEvent.CUT)
+            elif isinstance(entry, Installed) and entry.last:
+                self._logged(time, node, 0, entry.lsn, None, LogEvent.WIPED)
+
+    def gauge(self, time: float, node: NodeId, name: str, value: float, bound: float | None = None) -> None:
+        """Note a measured value, with its bound if it has one."""
+        self.gauges.rows.append((node, name, float(value), bound, time))
+
+    def alive(self, time: float, node: NodeId, horizons: Mapping[StreamId, int]) -> None:
+        """Note how far a node got that lived to the end."""
+        for stream in self.streams:
+            self.gauge(time, node, f"{ALIVE}{stream}", horizons.get(stream, 1))
+
+    # --- the tables -------------------------------------------------------------------------------------
+
+    def trace(self) -> Trace:
+        """Everything so far."""
+        return Trace(
+            table(PUBLISHED, self._published()),
+            table(DELIVERED, self.delivered.dict()),
+            table(LOG, self.log.dict()),
+            table(GAUGE, self.gauges.dict()),
+            {stream.name: stream.gc for stream in self.streams.values()},
+        )
+
+    def _published(self) -> dict[str, list[Any]]:
+        out = Columns(
+            *("stream", "seq", "count", "kind", "publisher", "session", "number", "key", "before"),
+            *("hash", "committed_hash", "acked_seq", "acked_at"),
+        )
+        seen: set[EventId] = set()
+        for (stream, seq), (count, kind, origin, key, before, content) in self.committed.items():
+            event = (stream, *origin)
+            known = self.sent.get(event)
+            seen.add(event)
+            who: tuple[Any, ...] = origin if known else (None, None, None)
+            row = (stream, seq, count, kind, *who, key, before, known[1] if known else None, content)
+            out.rows.append((*row, *self.acked.get(event, (None, None))))
+        for event, (count, content) in self.sent.items():
+            if event not in seen:
+                row = (event[0], None, count, 0, *event[1:], None, None, content, None)
+                out.rows.append((*row, *self.acked.get(event, (None, None))))
+        return out.dict()
+
+    # --- parts ------------------------------------------------------------------------------------------
+
+    def _sent(self, batch: Publish) -> None:
+        event = (batch.stream, batch.publisher, batch.session)
+        if isinstance(batch.rows, ArrowRows):
+            for at, content in enumerate(batch.rows.content.tolist()):
+                self.sent.setdefault((*event, batch.first + at), (1, content))
+        else:
+            self.sent.setdefault((*event, batch.first), (batch.rows.count, None))
+
+    def _written(self, time: float, record: Record) -> None:
+        for part in record.parts:
+            stream = self.streams.get(part.stream)
+            if stream is not None and part.full:
+                self.arrived.setdefault((part.stream, part.lo), time)
+                for event, content in _owners(part.stream, part.rows, record):
+                    self.sent.setdefault(event, (1, content))
+
+    def _commit(self, time: float, node: NodeId, item: Committed) -> None:
+        record = item.record
+        self._logged(time, node, record.epoch, record.lsn, _hash(record), LogEvent.COMMITTED)
+        for part in record.parts:
+            stream = self.streams.get(part.stream)
+            if stream is None or stream.region != self.region_of[node] or (part.stream, part.lo) in self.committed:
+                continue
+            if isinstance(part.rows, CountedRows):
+                self._commit_run(part.stream, part.rows, record)
+            else:
+                self._commit_rows(part.stream, part.rows)
+
+    def _commit_rows(self, stream: StreamId, rows: Rows) -> None:
+        assert isinstance(rows, ArrowRows)
+        columns = [rows.batch.column(name).to_pylist() for name in ("kind", "key", "before")]
+        origin = rows.origins[0] if rows.origins else Origin(rows.first, rows.first)
+        for seq, content, kind, key, before in zip(rows.numbers.tolist(), rows.content.tolist(), *columns, strict=True):
+            number = origin.first + seq - origin.lo
+            source = (origin.publisher, origin.session, number)
+            self.committed[stream, seq] = (1, kind, source, key, before, content)
+
+    def _commit_run(self, stream: StreamId, rows: CountedRows, record: Record) -> None:
+        source = _source(rows, record)
+        kind, before = (1, rows.collectors[0][1]) if rows.collectors else (0, None)
+        self.committed[stream, rows.first] = (rows.count, kind, source, None, before, None)
+
+    def _receipt(self, time: float, node: NodeId, incarnation: int, span: Span) -> None:
+        counted = isinstance(span.rows, CountedRows)
+        self.delivered.rows.append(
+            (
+                *(node, incarnation, len(self.delivered.rows), span.stream, span.lo, span.hi, span.asof),
+                *(span.lens.text, span.rows.count, None if counted else span.rows.hash_sum, time),
+            )
+        )
+
+    def _logged(self, time: float, node: NodeId, epoch: int, lsn: int, digest: int | None, event: LogEvent) -> None:
+        self.log.rows.append((self.region_of[node], node, epoch, lsn, digest, event.value, time))
+
+
+def _hash(record: Record) -> int:
+    return int.from_bytes(record.digest[:8], "little")
+
+
+def _source(rows: CountedRows, record: Record) -> tuple[str, int, int]:
+    """Whose counted rows these are: the publisher's entry in the same record tells, else the owner's own."""
+    for part in record.parts:
+        if part.stream == PUBLISHERS and isinstance(part.rows, ArrowRows):
+            origin = part.rows.origins[0]
+            return origin.publisher, origin.session, origin.first - rows.count
+    return OWNER, 0, rows.first
+
+
+def _owners(stream: StreamId, rows: Rows, record: Record) -> list[tuple[EventId, Any]]:
+    """Events that the owner itself publishes: their first writing is their sending."""
+    if isinstance(rows, CountedRows):
+        source = _source(rows, record)
+        return [((stream, *source), None)] if source[0] == OWNER else []
+    assert isinstance(rows, ArrowRows)
+    if not rows.origins or rows.origins[0].publisher != OWNER:
+        return []
+    session = rows.origins[0].session
+    return [
+        ((stream, OWNER, session, seq), content)
+        for seq, content in zip(rows.numbers.tolist(), rows.content.tolist(), strict=True)
+    ]

@@ -1,0 +1,123 @@
+"""Run one scenario with one seed, and judge it.
+
+Two phases: until ``heal_after`` load and faults, safety only; then everything is mended and all who are alive must
+reach the end of every stream. The result is the JSON object of `tidings sim`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tidings.check import Violation, judge
+from tidings.sim.build import Deployment
+from tidings.sim.faults import Faults
+from tidings.sim.scenario import Scenario
+
+Progress = Callable[[int, int, str], None]
+
+
+def run_scenario(
+    scenario: Scenario, seed: int, record_dir: Path | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Simulate, judge, and sum up."""
+    deployment = Deployment(scenario, seed)
+    if scenario.swarm is not None:
+        rng = random.Random(f"{seed}/swarm")
+        deployment.unleash(Faults.swarm(rng), rng, scenario.swarm.start)
+    wall = simulate(deployment, progress)
+    trace = deployment.recorder.trace()
+    if record_dir is not None:
+        trace.write(record_dir)
+    found = failures(deployment) + judge(trace)
+    world = deployment.world
+    return {
+        "scenario": scenario.scenario.name,
+        "seed": seed,
+        "trace_hash": world.trace_hash,
+        "sim_seconds": world.now,
+        "wall_seconds": round(wall, 3),
+        "protocol_events": world.protocol_events,
+        "violations": [describe(violation) for violation in found],
+        "metrics": metrics(deployment),
+    }
+
+
+def simulate(deployment: Deployment, progress: Progress | None = None) -> float:
+    """Run the world to the scenario's end; returns the wall seconds it took."""
+    began = time.perf_counter()
+    world, run = deployment.world, deployment.scenario.scenario
+    world.start()
+    steps = max(1, round(run.seconds))
+    for step in range(1, steps + 1):
+        world.run(run.seconds * step / steps)
+        _sample(deployment)
+        if progress is not None:
+            progress(step, steps, f"simulated {world.now:.0f} s")
+        if world.failures:
+            break
+    if run.heal_after is not None and not world.failures:
+        note_alive(deployment)
+    return time.perf_counter() - began
+
+
+def failures(deployment: Deployment) -> list[Violation]:
+    """Machines that raised, or whose own invariants did not hold."""
+    return [
+        Violation("machine", {"node": each.node, "time": each.time}, each.traceback.strip().splitlines()[-1])
+        for each in deployment.world.failures
+    ]
+
+
+def describe(violation: Violation) -> dict[str, Any]:
+    """A violation as JSON."""
+    return {"invariant": violation.invariant, "where": dict(violation.where), "detail": violation.detail}
+
+
+def note_alive(deployment: Deployment) -> None:
+    """At the end: how far everyone got who is still there."""
+    world, recorder = deployment.world, deployment.recorder
+    for node in deployment.members():
+        if world.hosts[node].life:
+            recorder.alive(world.now, node, deployment.client(node).pull.horizons)
+    for region in deployment.replicas:
+        for node in deployment.membership(region).replicas:
+            histories = deployment.proxy(node).log.histories
+            recorder.alive(world.now, node, {name: history.horizon for name, history in histories.items()})
+
+
+def _sample(deployment: Deployment) -> None:
+    """Once a simulated second: how full the buffers are."""
+    world, recorder, now = deployment.world, deployment.recorder, deployment.world.now
+    for node in deployment.members():
+        if world.hosts[node].life:
+            client = deployment.client(node)
+            for stream, state in client.pull.streams.items():
+                recorder.gauge(now, node, f"recv_rows:{stream}", state.recv.rows, client.pull.settings.recv_rows)
+                recorder.gauge(now, node, f"held_rows:{stream}", state.held_rows, client.pull.settings.held_rows)
+            recorder.gauge(now, node, "view", len(client.views.view), client.views.settings.size)
+    for replicas in deployment.replicas.values():
+        for node in replicas:
+            if world.hosts[node].life:
+                chain = deployment.proxy(node).chain
+                backlog = chain.log.last - chain.log.committed
+                recorder.gauge(now, node, "uncommitted_records", backlog, chain.settings.backlog)
+                kept = len(chain.log.records) - backlog
+                bound = 2 * max(chain.settings.retain, chain.settings.backlog)
+                recorder.gauge(now, node, "retained_records", kept, bound)
+
+
+def metrics(deployment: Deployment) -> dict[str, Any]:
+    """What happened, in numbers."""
+    world, recorder = deployment.world, deployment.recorder
+    return {
+        "committed": sum(row[0] for row in recorder.committed.values()),
+        "acknowledged": len(recorder.acked),
+        "delivered_rows": sum(row[8] for row in recorder.delivered.rows),
+        "receipts": len(recorder.delivered.rows),
+        "reports": dict(sorted(world.reports.items())),
+        "faults": dict(sorted(world.fault_counts.items())),
+    }

@@ -1,0 +1,136 @@
+"""What each command asks of the rest of the house, what it prints, and when it says 3."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import tidings.lab
+from tidings.cli import output
+from tidings.cli.app import app
+
+SCENARIO = str(Path(__file__).parents[2] / "scenarios" / "sprinkler-link-cut.toml")
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put a stand-in for a module of tidings.lab in its place."""
+
+    def stand_in(name: str, **members: Any) -> None:
+        module = SimpleNamespace(**members)
+        monkeypatch.setitem(sys.modules, f"tidings.lab.{name}", module)
+        monkeypatch.setattr(tidings.lab, name, module, raising=False)
+
+    return stand_in
+
+
+def simulated(seed: int, violations: list[str]) -> dict[str, Any]:
+    return {
+        "scenario": "x",
+        "seed": seed,
+        "trace_hash": "ab",
+        "violations": violations,
+        "metrics": {"delivered": 12_345},
+    }
+
+
+def test_sim_takes_the_scenarios_seed_unless_told_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(run_scenario=lambda scenario, seed, record_dir: simulated(seed, []))
+    monkeypatch.setitem(sys.modules, "tidings.sim.run", fake)
+    assert json.loads(run("sim", SCENARIO, "--json").stdout)["seed"] == 7
+    assert json.loads(run("sim", SCENARIO, "--json", "--seed", "3").stdout)["seed"] == 3
+    assert "12,345" in run("sim", SCENARIO).stdout
+
+
+def test_sim_with_a_violation_is_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(run_scenario=lambda scenario, seed, record_dir: simulated(seed, ["order: broken"]))
+    monkeypatch.setitem(sys.modules, "tidings.sim.run", fake)
+    result = run("sim", SCENARIO)
+    assert result.exit_code == 3
+    assert "VIOLATION order: broken" in result.stdout
+
+
+def test_check_prints_the_command_that_replays_a_violation(lab: Any) -> None:
+    replay = "tidings check sprinkler --seeds 4..5"
+    campaign = {
+        "target": "sprinkler",
+        "seeds": "3..6",
+        "violations": [{"seed": 4, "invariant": "order", "replay": replay}],
+        "faults": {"cut": 2},
+        "reached": {"source switch": 1},
+        "unreached": ["retransmission"],
+        "hours_simulated": 0.5,
+    }
+    asked: list[Any] = []
+    lab("campaign", run=lambda *arguments: asked.append(arguments) or campaign)
+    result = run("check", "sprinkler", "--seeds", "3..6", "--jobs", "1")
+    assert result.exit_code == 3
+    assert replay in result.stdout
+    assert "never reached: retransmission" in result.stdout
+    assert asked == [("sprinkler", range(3, 6), None, 1)]
+
+
+@pytest.mark.parametrize(("escaped", "code"), [([], 0), (["off by one"], 3)])
+def test_check_mutants_is_exit_code_3_when_one_escapes(lab: Any, escaped: list[str], code: int) -> None:
+    generated = {"mutants": 9, "caught": 8, "survivors": [{"where": "chain.py:7", "why": "equivalent"}]}
+    found = {"mutants": 20, "caught": 20 - len(escaped), "escaped": escaped, "generated": generated}
+    lab("mutants", run=lambda target, progress, jobs: found)
+    assert run("check", "sprinkler", "--mutants", "--json").exit_code == code
+    assert "survived: chain.py:7: equivalent" in run("check", "sprinkler", "--mutants").stdout
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("holds", 0), ("differs", 3)])
+def test_lab_run_is_exit_code_3_when_a_claim_differs(lab: Any, tmp_path: Path, verdict: str, code: int) -> None:
+    claim = {"id": "SP5", "statement": "s", "expected": 1, "measured": 2.5, "verdict": verdict, "why": "w"}
+    found = {"experiment": "SP5", "claims": [claim], "figures": ["a.png"], "data": ["a.parquet"]}
+    lab("experiments", run=lambda name, scale, out, progress: found)
+    result = run("lab", "run", "SP5", "--out", str(tmp_path))
+    assert result.exit_code == code
+    assert "a.png" in result.stdout
+
+
+def test_lab_list_shows_every_experiment(lab: Any) -> None:
+    lab(
+        "experiments", EXPERIMENTS={"SP5": SimpleNamespace(id="SP5", paper="sprinkler", title="Link cut", claims=["a"])}
+    )
+    assert "Link cut" in run("lab", "list").stdout
+    listed = json.loads(run("lab", "list", "--json").stdout)
+    assert listed == {"experiments": [{"id": "SP5", "paper": "sprinkler", "title": "Link cut", "claims": ["a"]}]}
+
+
+@pytest.mark.parametrize("name", ["gc", "sim"])
+def test_bench_prints_runs_and_ratios(lab: Any, name: str) -> None:
+    found = {"bench": name, "runs": [{"name": "one", "events_per_s": 2e6}, {"name": "two"}], "ratio": {"one/two": 1.5}}
+    lab(f"bench_{name}", run=lambda runs, progress: found)
+    printed = run("bench", name).stdout
+    assert "2,000,000" in printed
+    assert "1.5" in printed
+
+
+def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    with output.progress("work") as report:
+        assert report is None
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with output.progress("work") as report:
+        assert report is not None
+        report(1, 2, "half")
+
+
+def test_json_knows_numpy_numbers_and_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    import numpy as np
+
+    output.emit({"a": np.int64(3), "b": float("nan")}, True, lambda: None)
+    assert json.loads(capsys.readouterr().out) == {"a": 3, "b": None}
