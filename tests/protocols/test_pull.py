@@ -25,7 +25,7 @@ from tidings.protocols.kernel import (
     Timer,
 )
 from tidings.protocols.membership import Membership
-from tidings.protocols.messages import Gone, Know, Offer, Want
+from tidings.protocols.messages import Know, Offer, Want
 from tidings.protocols.pull import FallbackTick, Probe, ProbeTick, PullClient, PullProxy, PullSettings, ShuffleTick
 from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
 
@@ -255,6 +255,17 @@ def test_only_one_request_to_the_proxy_is_outstanding_and_the_next_goes_to_the_n
     assert Send("head", want(1, 5)) not in client.hears("tail", know(span(1, 5)), now=4.0)
 
 
+def test_an_answer_of_the_proxy_restores_the_patience_with_it() -> None:
+    client = Client()
+    client.hears("a", offer(5))
+    client.ticks(FallbackTick("s", 1), now=0.1)
+    client.ticks(FallbackTick("s", 2), now=1.1)
+    client.hears("head", know(span(1, 5)), now=1.2)
+    client.hears("a", offer(9), now=2.0)
+    assert Send("head", want(5, 9)) in client.ticks(FallbackTick("s", 3), now=2.1)
+    assert Send("tail", want(5, 9)) in client.ticks(FallbackTick("s", 4), now=3.1)
+
+
 def test_a_request_to_the_proxy_stays_outstanding_when_a_peer_is_faster() -> None:
     client = Client()
     client.hears("a", offer(5))
@@ -413,7 +424,7 @@ def test_messages_that_make_no_sense_are_ignored_and_counted() -> None:
     assert client.hears("a", know(span(1, 5))) == bad  # of a stream never heard of
     assert client.hears("a", want(1, 5)) == bad
     client.hears("a", offer(5))
-    assert client.hears("a", want(5, 5)) == client.hears("a", Want("s", 1, 5, asof=3)) == bad
+    assert client.hears("a", want(5, 5)) == bad
     stranger = Span("t", 1, 5, 1, CountedRows(1, 5, SIZE))
     assert client.hears("b", know(stranger)) == bad
 
@@ -522,16 +533,13 @@ def test_the_proxy_shortens_long_answers() -> None:
     made = proxy(settings=PullSettings(reply_rows=3))
     shortened = [Send("a", know(span(1, 4, asof=9), horizon=9))]
     assert made.handle(0.0, Received("a", want(1, 9))) == shortened
-    assert made.handle(0.0, Received("a", Want("s", 1, 9, asof=9))) == shortened
 
 
-def test_a_reader_gets_the_rows_as_of_its_number_or_hears_that_they_are_gone() -> None:
+def test_internal_streams_are_neither_offered_nor_served() -> None:
     made = proxy()
-    made.histories["s"].accept(Span("s", 9, 10, 9, CountedRows(9, 10, SIZE, ((9, 5),))))
-    assert made.handle(0.0, Received("a", Want("s", 1, 9, asof=9))) == [Send("a", know(span(1, 9, asof=9), horizon=10))]
-    made.histories["s"].purge()
-    assert made.handle(0.0, Received("a", Want("s", 1, 9, asof=9))) == [Send("a", Gone("s", 9, 10))]
-    assert made.handle(0.0, Received("a", Want("s", 1, 9, asof=11))) == [Send("a", know(horizon=10))]
+    made.histories = {"_publishers": made.histories["s"]}
+    assert made.handle(0.0, Received("a", Want("_publishers", 1, 3))) == [Report("bad_message")]
+    assert made.handle(0.0, Received("a", Probe())) == []
 
 
 def test_any_replica_serves_what_is_committed_but_only_the_tail_offers() -> None:

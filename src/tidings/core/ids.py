@@ -13,3 +13,8 @@ Seq: TypeAlias = int
 FIRST: Seq = 1
 NEVER: Seq = (1 << 63) - 1
 """The dead_at of a row that nothing has collected."""
+
+
+def is_internal(stream: StreamId) -> bool:
+    """Whether a stream is a region's own bookkeeping, which nobody outside its chain sees."""
+    return stream.startswith("_")

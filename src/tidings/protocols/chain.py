@@ -9,7 +9,8 @@ to the head. Guarantees, with any loss, doubling or overtaking of messages, and 
 
 A removed replica cuts its log back to the commit point it knew and asks to be appended behind the tail. The tail
 feeds it (records, or a snapshot when those are trimmed); once it is level the tail *passes the token*: from then
-on it commits only what the newcomer acknowledges, and asks the configuration service to make it the tail.
+on it commits only what the newcomer acknowledges, and, when that is on its disk, asks the configuration service to
+make the newcomer the tail.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tidings.protocols.kernel import (
     Timer,
     Value,
 )
-from tidings.protocols.log import CutBack, DiskEntry, Installed, Log, Logged, Lsn, Record
+from tidings.protocols.log import CutBack, DiskEntry, Installed, Log, Logged, Lsn, Record, TokenPassed
 from tidings.protocols.membership import Membership
 
 
@@ -160,6 +161,7 @@ class Chain:
         self.writing: list[tuple[int, Lsn]] = []  # (token, lsn) of records on their way to the disk
         self.sent: Lsn | None = None  # forwarded up to here; None until a joining successor said where it stands
         self.token_passed = False  # the joining replica commits, no longer this one
+        self.promoting: int | None = None  # disk token of that decision, until it is durable
         self.moved: Lsn | None = None  # what the last RetryTick saw
         self.snapshot: tuple[Lsn, list[tuple[Span, ...]]] | None = None  # being sent
         self.fed: Lsn | None = None  # how far a joining successor has got: what follows is retained for it
@@ -250,7 +252,8 @@ class Chain:
         if new.epoch <= old.epoch or (old.epoch == 0 and message.nonce != self.nonce):
             return NOTHING
         self.membership = new
-        self.token_passed = False
+        self.token_passed = new.epoch == self.log.token_epoch  # known from the disk after a restart
+        self.promoting = None
         self.moved = None
         self.snapshot = None
         self.fed = None
@@ -261,7 +264,7 @@ class Chain:
             effects[:0] = self._cut_back()
         if self.is_joining:
             effects.append(self._to_predecessor(Fetch(new.epoch, self.log.last)))
-        elif self.is_tail:
+        elif self.is_tail and not self.token_passed:
             effects.extend(self._commit(self.durable))
         elif self.active:
             effects.extend(self._forward())
@@ -312,6 +315,9 @@ class Chain:
             self.durable = lsn
             done += 1
         del self.writing[:done]
+        if self.promoting is not None and self.promoting <= token:
+            self.promoting = None
+            return [self._promote(), *self._forward()]
         if self.installing is not None and 0 < self.installing.token <= token:
             return self._install()
         if self.is_joining:
@@ -353,10 +359,14 @@ class Chain:
         if lsn + self.settings.level < self.log.committed:
             return self._forward()
         self.token_passed = True  # the newcomer is level: this replica gives up committing by itself (A1.42)
-        return [Report("token_passed"), self._promote(src), *self._forward()]
+        self.log.token_epoch = self.membership.epoch
+        persist = self._persist(TokenPassed(self.membership.epoch))
+        self.promoting = persist.token
+        return [Report("token_passed"), persist, *self._forward()]
 
-    def _promote(self, joining: NodeId) -> Send:
-        return Send(self.service, Promote(self.membership.epoch, joining))
+    def _promote(self) -> Send:
+        assert self.membership.joining is not None
+        return Send(self.service, Promote(self.membership.epoch, self.membership.joining))
 
     def _commit(self, upto: Lsn) -> list[Effect]:
         effects: list[Effect] = []
@@ -386,8 +396,8 @@ class Chain:
         if self.is_joining and stuck:
             resume = self.installing.next_piece(self.membership.epoch) if self.installing else None
             effects.append(self._to_predecessor(resume or Fetch(self.membership.epoch, at)))
-        elif self.token_passed and self.membership.joining is not None:
-            effects.append(self._promote(self.membership.joining))
+        elif self.token_passed and self.promoting is None:
+            effects.append(self._promote())
         if self.active and stuck and self.sent is not None and self.sent > at:
             self.sent = at
             effects.extend([Report("retransmission"), *self._forward()])

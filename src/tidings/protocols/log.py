@@ -64,13 +64,20 @@ class Installed(Value, frozen=True, gc=False):
     last: bool
 
 
-DiskEntry: TypeAlias = Logged | CutBack | Installed
+class TokenPassed(Value, frozen=True, gc=False):
+    """On disk: in this epoch the replica, its tail, has left committing to the joining one."""
+
+    epoch: int
+
+
+DiskEntry: TypeAlias = Logged | CutBack | Installed | TokenPassed
 
 
 class Log:
     """Records above the committed state, the histories below; the next number and last tick of every stream."""
 
     def __init__(self, make_history: MakeHistory, streams: Iterable[StreamId]) -> None:
+        self.token_epoch = 0  # the last epoch in which this replica passed the tail's token on
         self._make_history = make_history
         self._streams = tuple(streams)
         self.histories: dict[StreamId, History] = {}
@@ -179,6 +186,8 @@ class Log:
                     while log.committed < min(committed, lsn):
                         log.commit_next()
                     log.cut(lsn)
+                case TokenPassed(epoch):
+                    log.token_epoch = epoch
                 case Installed(lsn, index, spans, last):
                     arriving = [*arriving, *spans] if index else list(spans)
                     if last:

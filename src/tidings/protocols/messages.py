@@ -18,15 +18,11 @@ class Offer(Message, frozen=True, gc=False):
 
 
 class Want(Message, frozen=True, gc=False):
-    """Sprinkler's REQUEST for [lo, hi). The receiver answers with `Know`: whatever of it it holds.
-
-    With ``asof`` a reader asks for exactly the rows that survive collection below it: `Know` or `Gone`.
-    """
+    """Sprinkler's REQUEST for [lo, hi). The receiver answers with `Know`: whatever of it it holds."""
 
     stream: StreamId
     lo: int
     hi: int
-    asof: int | None = None
 
 
 class Know(Message, frozen=True, gc=False):

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from tidings.core.errors import AsofGone, NotYet
 from tidings.core.gc import GcPolicy, due_before
 from tidings.core.history import History
-from tidings.core.ids import NodeId, RegionId, StreamId
+from tidings.core.ids import NodeId, RegionId, StreamId, is_internal
 from tidings.core.rows import CountedRows, Origin, Rows, before_rows
 from tidings.core.span import Span
 from tidings.core.ticks import HybridClock
@@ -306,14 +306,16 @@ class Proxy:
         """Answer now if the record is committed, else when it is."""
         if lsn <= self.log.committed:
             return [Send(to, answer)]
-        self.waiting.setdefault(lsn, []).append((to, answer))
+        owed = self.waiting.setdefault(lsn, [])
+        if (to, answer) not in owed:
+            owed.append((to, answer))
         return []
 
     # --- readers ------------------------------------------------------------------------------------------
 
     def _read(self, src: NodeId, read: Read) -> Effects:
         history = self.log.histories.get(read.stream)
-        if history is None:
+        if history is None or is_internal(read.stream):
             return [Report("bad_message")]
         try:
             return [Send(src, Answer(history.rows(read.lo, read.hi, read.asof)))]

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 
-from tidings.core.errors import AsofGone, Contradiction, NotYet
+from tidings.core.errors import Contradiction
 from tidings.core.history import History
-from tidings.core.ids import FIRST, NodeId, StreamId
+from tidings.core.ids import FIRST, NodeId, StreamId, is_internal
 from tidings.core.lens import ALL
 from tidings.core.span import Span, join
 from tidings.protocols.kernel import (
@@ -42,7 +42,7 @@ from tidings.protocols.kernel import (
     Timer,
     Value,
 )
-from tidings.protocols.messages import Gone, Know, Offer, Want
+from tidings.protocols.messages import Know, Offer, Want
 from tidings.protocols.views import Views
 
 _start = attrgetter("lo")
@@ -67,7 +67,7 @@ class FallbackTick(Timer, frozen=True, gc=False):
 
 
 class ProbeTick(Timer, frozen=True, gc=False):
-    """Look whether anything has been heard; if not, probe."""
+    """Look whether anything new has been heard; if not, probe."""
 
     generation: int
 
@@ -320,7 +320,7 @@ class PullClient:
     def receive_request(self, src: NodeId, want: Want) -> Effects:
         """Answer with what is stored of the range, perhaps nothing, and with the own horizon."""
         state = self.streams.get(want.stream)
-        if state is None or want.asof is not None or not FIRST <= want.lo < want.hi:
+        if state is None or not FIRST <= want.lo < want.hi:
             return [Report("bad_message")]
         spans = state.recv.overlap(want.lo, want.hi, self.settings.reply_rows)
         return [Send(src, Know(want.stream, spans, state.horizon))]
@@ -554,23 +554,13 @@ class PullProxy:
     def receive_request(self, src: NodeId, want: Want) -> Effects:
         """Answer from the history, at most so many rows at a time."""
         history = self.histories.get(want.stream)
-        if history is None or not FIRST <= want.lo < want.hi:
+        if history is None or is_internal(want.stream) or not FIRST <= want.lo < want.hi:
             return [Report("bad_message")]
-        limit = self.settings.reply_rows
-        spans: Sequence[Span] = ()
-        if want.asof is None:
-            spans = history.know(want.lo, want.hi, limit_rows=limit)
-        else:
-            try:
-                spans = (history.rows(want.lo, min(want.hi, want.lo + limit), want.asof),)
-            except AsofGone as gone:
-                return [Send(src, Gone(want.stream, want.asof, gone.floor))]
-            except NotYet:
-                pass  # an answer without spans, and the horizon
+        spans = history.know(want.lo, want.hi, limit_rows=self.settings.reply_rows)
         return [Send(src, Know(want.stream, tuple(spans), history.horizon))]
 
     def _offers(self) -> list[Offer]:
-        known = [(stream, history.horizon) for stream, history in self.histories.items() if stream[0] != "_"]
+        known = [(stream, history.horizon) for stream, history in self.histories.items() if not is_internal(stream)]
         return [Offer(stream, horizon) for stream, horizon in known if horizon > FIRST]
 
     def _shuffle(self, timer: ShuffleTick) -> Effects:

@@ -31,6 +31,9 @@ CUT_THROUGH = 2e-6
 """Seconds; ours, because an arrival that costs less than this is not worth an entry of its own in the queue."""
 PARETO_SHAPE = 1.5
 """Ours, because between 1 and 2 a Pareto tail has a mean but no variance: rare delays of many times the scale."""
+LONGEST = 1.0
+"""Seconds a heavy tail adds at most; ours, because a message that is later than this was lost, and what follows it
+between the same two nodes has to wait for it."""
 TRACKED_PAIRS = 65_536
 """Ours, because pairs whose last arrival is over can be forgotten, and it should not be looked for at every message."""
 
@@ -325,7 +328,7 @@ class Network:
         elif path.shape == "lognormal":
             latency += path.spread * self.rng.lognormvariate(0.0, 1.0)
         elif path.shape == "pareto":
-            latency += path.spread * (self.rng.paretovariate(PARETO_SHAPE) - 1.0)
+            latency += min(path.spread * (self.rng.paretovariate(PARETO_SHAPE) - 1.0), LONGEST)
         return max(latency, path.floor)
 
     def _in_order(self, link: Link, now: float, pair: tuple[NodeId, NodeId], arrive: float) -> float:
