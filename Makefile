@@ -25,7 +25,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  --no-build-isolation --editable '.[server,lab,dev]'
 	@touch $@
 
-# The four-region link cut in simulation: figures in build/demo, verdict on the terminal.
+# Four simulated regions, a link cut, a head killed: figures in build/demo, verdicts on the terminal; fails if a claim
+# of the paper or an invariant does not hold.
 demo: $(STAMP)
 	$(BIN)/tidings lab run sprinkler --scale quick --out $(OUT)/demo
 

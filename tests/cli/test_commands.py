@@ -83,10 +83,10 @@ def test_check_prints_the_command_that_replays_a_violation(lab: Any) -> None:
     assert asked == [("sprinkler", range(3, 6), None, 1)]
 
 
-@pytest.mark.parametrize(("escaped", "code"), [([], 0), (["off by one"], 3)])
-def test_check_mutants_is_exit_code_3_when_one_escapes(lab: Any, escaped: list[str], code: int) -> None:
+@pytest.mark.parametrize(("broken", "code"), [([], 0), (["planted off-by-one escaped"], 3)])
+def test_check_mutants_is_exit_code_3_when_something_does_not_hold(lab: Any, broken: list[str], code: int) -> None:
     generated = {"mutants": 9, "caught": 8, "survivors": [{"where": "chain.py:7", "why": "equivalent"}]}
-    found = {"mutants": 20, "caught": 20 - len(escaped), "escaped": escaped, "generated": generated}
+    found = {"mutants": 20, "caught": 20, "by_invariant": {"order": 3}, "generated": generated, "broken": broken}
     lab("mutants", run=lambda target, progress, jobs: found)
     assert run("check", "sprinkler", "--mutants", "--json").exit_code == code
     assert "survived: chain.py:7: equivalent" in run("check", "sprinkler", "--mutants").stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -282,12 +283,12 @@ def test_a_row_that_survived_its_collector_is_refused_when_that_arrives(
 
 @pytest.mark.parametrize(("policy", "counted"), [("by-key", False), ("none", True)])
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
-@given(batch=EVENTS, asofs=st.tuples(FRACTION, FRACTION, FRACTION), cut=FRACTION, which=FRACTION)
+@given(batch=EVENTS, asofs=st.tuples(FRACTION, FRACTION), cut=FRACTION, which=FRACTION)
 def test_known_rows_that_differ_are_refused(
     policy: str,
     counted: bool,
     batch: list[tuple[bytes | None, int | None]],
-    asofs: tuple[int, int, int],
+    asofs: tuple[int, int],
     cut: int,
     which: int,
 ) -> None:
@@ -305,6 +306,11 @@ def test_known_rows_that_differ_are_refused(
         missing = [event for event in events_of(span.rows) if event != mine[at(which, 0, len(mine) - 1)]]
         with pytest.raises(Contradiction):
             history.accept(Span("s", 1, middle, asof, truth.rows(missing)))
+    gone = [event for event in truth.events[: middle - 1] if event not in events_of(span.rows)]
+    if history.floor <= asof <= history.horizon and gone and not counted:  # then ours says exactly what survives
+        more = sorted([*events_of(span.rows), gone[at(which, 0, len(gone) - 1)]])
+        with pytest.raises(Contradiction):
+            history.accept(Span("s", 1, middle, asof, truth.rows(more)))
     if not counted and mine and mine[0].seq == 1:
         others = [event for event in events_of(span.rows) if event.seq != 1]
         with pytest.raises(Contradiction):
@@ -319,6 +325,15 @@ def test_counted_claims_about_one_low_must_agree() -> None:
         history.accept(Span("s", 10, 20, 50, CountedRows(12, 20, 10)))
     assert snapshot(history) == before
     history.accept(Span("s", 10, 20, 60, CountedRows(10, 20, 10)))
+
+
+def test_a_number_above_the_asof_cannot_be_missing() -> None:
+    history = History("s")
+    rows = data_rows(1, [b"a", b"b"], [b"1", b"2"])
+    with pytest.raises(Contradiction, match="nothing to collect it"):
+        history.accept(Span("s", 1, 4, 2, rows))
+    assert history.horizon == 1
+    history.accept(Span("s", 1, 4, 4, rows))
 
 
 # --- single sentences ---------------------------------------------------------------------------------------
@@ -343,6 +358,8 @@ def test_foreign_spans_lenses_and_kinds_of_row_are_refused() -> None:
         Span("s", 2, 3, 2, data_rows(2, [b"a"], [b"x"]), Lens("price > 3", 1)),
         Span.of("s", 2, CountedRows(2, 5, 10)),
         Span("s", 2, 3, 2, data_rows(7, [b"a"], [b"x"])),
+        Span("s", 2, 9, 2, ArrowRows(np.array([5, 4]), data_rows(4, [b"a", b"b"], [b"x", b"x"]).batch)),
+        Span("s", 2, 9, 2, ArrowRows(np.arange(2, 6)[::2], data_rows(4, [b"a", b"b"], [b"x", b"x"]).batch)),
     ):
         with pytest.raises(BadInput):
             history.accept(wrong)
@@ -414,6 +431,26 @@ def test_purging_waits_for_a_lease_and_goes_on_when_it_moves() -> None:
         history.lease("late", 7)
 
 
+def test_a_row_is_kept_as_of_the_event_that_collects_it() -> None:
+    history = History("s", GcPolicy(by_key=True), leases={"spark": 5})
+    history.accept(keyed(1, [b"a", b"a", b"a", b"a", b"a", b"b"]))
+    assert history.purge() == 3
+    assert history.rows(1, 7, 5).rows.numbers.tolist() == [4, 5, 6]
+
+
+@pytest.mark.parametrize("policy", [GcPolicy(), GcPolicy(by_key=True)])
+@pytest.mark.parametrize("n", range(1, 8))
+def test_purging_before_n_keeps_n(policy: GcPolicy, n: int) -> None:
+    history = History("s", policy)
+    history.accept(keyed(1, [b"a", b"b", b"c"]))
+    history.accept(keyed(4, [b"d", b"e", b"f"]))
+    history.accept(Span.of("s", 7, before_rows(7, [n])))
+    history.purge()
+    assert history.rows(1, 8, 8).rows.numbers.tolist() == list(range(n, 8))
+    spare = history.rows_stored - history.live  # part of a chunk of three; less than half of it where rows are copied
+    assert history.live == 8 - n and 0 <= spare <= (1 if policy.by_key else 2)
+
+
 def test_spans_are_handed_on_as_they_came_until_the_floor_is_reached() -> None:
     history = History("s", GcPolicy(by_key=True))
     history.accept(keyed(1, [b"a", b"b"]))
@@ -428,6 +465,15 @@ def test_spans_are_handed_on_as_they_came_until_the_floor_is_reached() -> None:
     history.accept(keyed(5, [b"d", b"a", b"e"]))
     assert [(span.lo, span.hi, span.asof) for span in history.know(1, 9)] == [(1, 8, 8)]
     assert history.rows(1, 8, 8).rows.numbers.tolist() == [4, 5, 6, 7]
+
+
+def test_pieces_are_forgotten_while_full_spans_come_from_a_sender_that_is_ahead() -> None:
+    history = History("s", counted=True)
+    for lo in range(1, 5001, 10):
+        history.accept(Span("s", lo, lo + 10, lo + 60, CountedRows(lo, lo + 10, 10)))
+    assert history.floor == 1 and len(history._pieces) < 10
+    with pytest.raises(Contradiction):
+        history.accept(Span.of("s", 5001, CountedRows(5001, 5010, 10, ((5005, 5000),))))
 
 
 def test_many_small_batches_are_gathered_and_read_back_whole() -> None:

@@ -79,13 +79,14 @@ def _mutants(target: str, jobs: int, as_json: bool) -> None:
     generated: dict[str, Any] = result["generated"]
 
     def show() -> None:
+        table("mutants caught by each judge", ["judge", "mutants"], sorted(result["by_invariant"].items()))
         print(f"planted: {result['caught']} of {result['mutants']} caught")
-        for escaped in result["escaped"]:
-            print("ESCAPED", escaped)
         print(f"generated: {generated['caught']} of {generated['mutants']} caught")
         for survivor in generated["survivors"]:
             print(f"survived: {survivor['where']}: {survivor['why']}")
+        for broken in result["broken"]:
+            print("BROKEN:", broken)
 
     emit(result, as_json, show)
-    if result["escaped"]:
+    if result["broken"]:
         raise typer.Exit(BROKEN)

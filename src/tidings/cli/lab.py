@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from tidings.cli.output import BROKEN, Json, emit, progress, table
+from tidings.cli.output import BROKEN, Json, emit, number, progress, table
 
 app = typer.Typer(
     help="The papers' experiments: list them, run them, judge their claims.",
@@ -55,12 +56,27 @@ def run_experiment(
     with progress(name) as report:
         result = experiments.run(name, scale.value, out, report)
 
+    holding = [claim for claim in result["claims"] if claim["verdict"] == "holds"]
+
     def show() -> None:
-        columns = ["id", "statement", "expected", "measured", "verdict", "why"]
-        table(f"claims of {name}", columns, [[claim[column] for column in columns] for claim in result["claims"]])
+        for claim in result["claims"]:
+            print_claim(claim)
+        print(f"{len(holding)} of {len(result['claims'])} claims hold")
         for path in [*result["figures"], *result["data"]]:
             print(path)
 
     emit(result, as_json, show)
-    if any(claim["verdict"] == "differs" for claim in result["claims"]):
+    if len(holding) < len(result["claims"]):
         raise typer.Exit(BROKEN)
+
+
+def print_claim(claim: Mapping[str, Any]) -> None:
+    """A claim as a paragraph: the verdict and the statement, then what was measured against what was expected."""
+    from shutil import get_terminal_size
+    from textwrap import fill
+
+    width = min(get_terminal_size((100, 24)).columns, 120)
+    print(fill(f"{claim['verdict']:8} {claim['id']}: {claim['statement']}", width, subsequent_indent=" " * 9))
+    for part in ("measured", "expected", "why"):
+        if claim[part] != "":
+            print(fill(f"{' ' * 9}{part}: {number(claim[part])}", width, subsequent_indent=" " * 19))

@@ -1,8 +1,8 @@
 """Storage of a history's Arrow rows: chunks in ascending order, and for each row the number that collected it by key.
 
 A chunk is an immutable `ArrowRows` with a mutable array ``dead`` beside it (only on by-key streams). One integer
-table describes all chunks (first number, rows, addresses of the numbers and of ``dead``, rows alive), so that a
-compiled kernel can find and mark any row without Python touching it. Rows collected by "before n" are not marked:
+table describes all chunks (first number, rows, addresses of what a search needs and of ``dead``, rows alive), so that
+a compiled kernel can find and mark any row without Python touching it. Rows collected by "before n" are not marked:
 they are those below ``low``, which callers pass in.
 
 Small batches are gathered: when a run of small chunks gets long it becomes one chunk, so thousands of tiny accepts
@@ -32,15 +32,19 @@ SMALL_ROWS = 256  # ours: smaller chunks are gathered; their origins are still f
 GATHER_ROWS = 2048  # ours: `compact` takes smaller neighbours along; copying larger ones costs more than it saves
 SMALL_RUN = 32  # ours: so many small chunks in a row are gathered into one
 COLUMN_KEY, COLUMN_BEFORE = 1, 3  # positions in ROW_SCHEMA
-FIRST_ROW, COUNT, SEQS, DEAD, ALIVE, WIDTH = range(6)  # columns of the table
-ROW_STATE_BYTES = 8
+FIRST_ROW, COUNT, SEQS, PLACES, SHIFT, DEAD, ALIVE, WIDTH = range(8)  # columns of the table
 
 
 class Chunk(NamedTuple):
-    """Rows and, on a by-key stream, the number that collected each by its key (NEVER while none has)."""
+    """Rows and, on a by-key stream, the number that collected each by its key (NEVER while none has).
+
+    ``places`` shortens the search in sparse rows: those with (number - first) >> shift = i begin at places[i].
+    """
 
     rows: ArrowRows
     dead: Seqs | None
+    places: Seqs | None = None
+    shift: int = 0
 
     def span_of(self, lo: int, hi: int) -> tuple[int, int]:
         """Positions of the rows in [lo, hi)."""
@@ -82,9 +86,9 @@ class Chunks:
     @property
     def nbytes(self) -> int:
         """Bytes of memory held: rows, their state, the index."""
-        total = sum([chunk.rows.nbytes for chunk in self._chunks]) + self._table.nbytes
-        if self.index is not None:
-            total += ROW_STATE_BYTES * self.stored + self.index.nbytes
+        total = self._table.nbytes + (0 if self.index is None else self.index.nbytes)
+        for rows, dead, places, _ in self._chunks:
+            total += rows.nbytes + sum([array.nbytes for array in (dead, places) if array is not None])
         return total
 
     # --- taking in --------------------------------------------------------------------------------------
@@ -258,7 +262,7 @@ class Chunks:
         """Make one chunk of several, without the rows below low or collected below limit."""
         parts: list[ArrowRows] = []
         deads: list[Seqs | None] = []
-        for rows, dead in self._chunks[first:end]:
+        for rows, dead, _, _ in self._chunks[first:end]:
             if dead is None or limit == 0:
                 parts.append(rows)
                 deads.append(dead)
@@ -272,10 +276,17 @@ class Chunks:
         merged = parts[0].concat(parts[1:])
         self.stored -= int(self._table[first:end, COUNT].sum()) - merged.count
         assert isinstance(merged, ArrowRows)
-        chunk = Chunk(
-            merged, None if self.index is None else np.concatenate([dead for dead in deads if dead is not None])
-        )
-        self._splice(first, end, chunk if merged.count else None, alive)
+        dead = None if self.index is None else np.concatenate([dead for dead in deads if dead is not None])
+        self._splice(first, end, self._chunk(merged, dead) if merged.count else None, alive)
+
+    def _chunk(self, rows: ArrowRows, dead: Seqs | None) -> Chunk:
+        """A chunk with what the compiled kernel needs to search it quickly."""
+        seqs = rows.seqs
+        if self.index is None or not self.index.compiled or seqs is None:
+            return Chunk(rows, dead)
+        shift = int((seqs[-1] - seqs[0]) // len(seqs)).bit_length() + 1  # two to four rows per place on average
+        places = np.append(0, np.cumsum(np.bincount((seqs - seqs[0]) >> shift)))
+        return Chunk(rows, dead, places, shift)
 
     # --- the list of chunks and its table ---------------------------------------------------------------
 
@@ -283,7 +294,9 @@ class Chunks:
         size = len(self._chunks)
         if size == len(self._table):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-        chunk = Chunk(rows, None if self.index is None else np.full(rows.count, NEVER))
+        if rows.seqs is not None and rows.first != rows.seqs[0]:
+            rows = ArrowRows(rows.seqs, rows.batch, rows.origins, int(rows.seqs[0]))
+        chunk = self._chunk(rows, None if self.index is None else np.full(rows.count, NEVER))
         self._chunks.append(chunk)
         self._firsts.append(rows.first)
         self._table[size] = _described(chunk, rows.count)
@@ -322,7 +335,7 @@ class Chunks:
         for victim, killer in zip(claim.previous.tolist(), claim.numbers.tolist(), strict=True):
             if victim >= low:
                 at = bisect_right(self._firsts, victim) - 1
-                rows, dead = self._chunks[at]
+                rows, dead, _, _ = self._chunks[at]
                 assert dead is not None
                 dead[victim - rows.first if rows.seqs is None else rows.seqs.searchsorted(victim)] = killer
                 losses[at] = losses.get(at, 0) + 1
@@ -333,13 +346,10 @@ class Chunks:
         return killed, last
 
 
-def _described(chunk: Chunk, alive: int) -> tuple[int, int, int, int, int]:
-    rows, dead = chunk
-    seqs = 0 if rows.seqs is None else _address(rows.seqs)
-    return rows.first, rows.count, seqs, 0 if dead is None else _address(dead), alive
+def _described(chunk: Chunk, alive: int) -> tuple[int, ...]:
+    rows, dead, places, shift = chunk
+    return rows.first, rows.count, _address(rows.seqs), _address(places), shift, _address(dead), alive
 
 
-def _address(array: Seqs) -> int:
-    if array.strides != (8,):
-        raise BadInput(f"row numbers must be contiguous 8-byte integers, not {array.dtype} every {array.strides} bytes")
-    return int(array.__array_interface__["data"][0])
+def _address(array: Seqs | None) -> int:
+    return 0 if array is None else int(array.__array_interface__["data"][0])

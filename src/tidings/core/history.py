@@ -177,7 +177,6 @@ class History:
         self._stairs = Staircase()
         self._collectors: list[Collector] = []
         self._pieces: list[Piece] = []  # only while one of them is known as of a number beyond the horizon
-        self._ahead = FIRST  # the largest asof of a piece
         self._leases: dict[str, int] = dict(leases or {})
 
     @property
@@ -221,8 +220,9 @@ class History:
         elif span.lo >= span.hi:
             return None
         rows = span.rows
-        if rows.count and not _within(rows, span.lo, span.hi):
-            raise BadInput(f"{self.stream}: [{span.lo}, {span.hi}) has rows outside of it")
+        if rows.count and not _well_numbered(rows, span.lo, span.hi):
+            raise BadInput(f"{self.stream}: the rows of [{span.lo}, {span.hi}) do not ascend inside of it")
+        self._refuse_unexplained_gap(span)
         collectors = self._store.collectors(rows)
         steps = [(seq, min(before, seq)) for seq, before in collectors]
         if self._counted and not span.full:  # only "before n" can have collected counted rows: it says as of when
@@ -252,6 +252,15 @@ class History:
             asof = min(max(span.asof, lo, self.floor), self.horizon)
             known = [self.rows(lo, hi, asof)]
         join(known, (span.slice(lo, hi),))
+
+    def _refuse_unexplained_gap(self, span: Span) -> None:
+        """Raise if a number at or above the asof has no row: no event below the asof can have collected it."""
+        since = max(span.asof, span.lo)
+        if since < span.hi and not span.full and span.rows.slice(since, span.hi).count < span.hi - since:
+            raise Contradiction(
+                f"{self.stream}: [{span.lo}, {span.hi}) as of {span.asof} lacks a row above that, "
+                "with nothing to collect it"
+            )
 
     def _refuse_contradictions(self, span: Span, claim: Claim | None, steps: list[Collector]) -> None:
         """Raise if an event of the span collects a row that survives as of a later number."""
@@ -298,11 +307,21 @@ class History:
                 for piece in pieces:
                     self._add_piece(piece.lo, piece.hi, max(piece.asof, old))
             self._add_piece(span.lo, span.hi, span.asof)
-            self._ahead = max(self._ahead, span.asof)
         if lifted:
             self.floor = span.asof
-        if self._pieces and self.horizon >= self._ahead:
+        if self._pieces and self.horizon >= self.floor:
+            self._forget_reached()
+
+    def _forget_reached(self) -> None:
+        """The horizon has reached the floor: what is known as of no more than the horizon is one piece."""
+        pieces = self._pieces
+        reached = 0
+        while reached < len(pieces) and pieces[reached].asof <= self.horizon:
+            reached += 1
+        if reached == len(pieces):
             self._pieces = []
+        elif reached:
+            pieces[:reached] = [Piece(FIRST, pieces[reached - 1].hi, self.horizon)]
 
     def _add_piece(self, lo: int, hi: int, asof: int) -> None:
         pieces = self._pieces
@@ -411,16 +430,17 @@ def _first(rows: Rows, default: int) -> int:
     """The number of the first row."""
     if not rows.count:
         return default
-    if isinstance(rows, ArrowRows | CountedRows):
-        return rows.first
-    return int(rows.numbers[0])
+    if isinstance(rows, ArrowRows) and rows.seqs is not None:
+        return int(rows.seqs[0])
+    return rows.first if isinstance(rows, ArrowRows | CountedRows) else int(rows.numbers[0])
 
 
-def _within(rows: Rows, lo: int, hi: int) -> bool:
-    """Whether no row lies outside of [lo, hi)."""
-    if isinstance(rows, CountedRows):
-        return lo <= rows.first and rows.hi <= hi
-    if isinstance(rows, ArrowRows):
-        last = rows.first + rows.count - 1 if rows.seqs is None else int(rows.seqs[-1])
-        return lo <= rows.first and last < hi
-    return False
+def _well_numbered(rows: Rows, lo: int, hi: int) -> bool:
+    """Whether the numbers ascend inside of [lo, hi)."""
+    if isinstance(rows, ArrowRows) and rows.seqs is not None:
+        seqs = rows.seqs
+        if seqs.dtype != np.int64 or seqs.strides != (8,) or len(seqs) != rows.count:
+            return False
+        return bool(lo <= seqs[0] and seqs[-1] < hi and (seqs[1:] > seqs[:-1]).all())
+    first = _first(rows, lo)
+    return lo <= first and first + rows.count <= hi

@@ -4,21 +4,24 @@ Slots hold 32 bits of the hash and the number of an entry; entries are dense and
 hot keys of a skewed stream share a few cache lines. An entry is four words: the key's last row, the key itself if it
 has at most 16 bytes (as two overlapping 8-byte loads), else its full hash and where its bytes are, and its length.
 Equality always compares bytes. A block of keys is hashed first, then its slots are read, then its entries are
-compared; each pass asks the memory for what the next one needs. A secret seed keeps crafted keys from all meeting in one place.
+compared; each pass asks the memory for what the next one needs. A secret seed keeps crafted keys from all meeting in
+one place.
 
 Importing this module imports numba; kernels are compiled on first use and cached. Offsets from outside are checked
 before a kernel follows them.
 """
 
+# mypy: disable-error-code="no-any-return"
+
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numba
 import numpy as np
 import pyarrow as pa
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -32,7 +35,7 @@ Kernel: TypeAlias = Callable[..., Any]
 BLOCK = 128  # ours, because what it asks for (two cache lines per key) still fits the first-level cache
 MIN_SLOTS = 1 << 12
 ROW, WORD0, WORD1, LENGTH, WIDTH = range(5)  # words of an entry
-T_FIRST, T_COUNT, T_SEQS, T_DEAD, T_ALIVE = range(5)  # columns of the table of `Chunks`
+T_FIRST, T_COUNT, T_SEQS, T_PLACES, T_SHIFT, T_DEAD, T_ALIVE = range(7)  # columns of the table of `Chunks`
 ENTRIES, VACANT, ARENA = range(3)  # what is counted: entries in use, those without a row, bytes of long keys
 ENTRY_BYTES = 8 * WIDTH
 INLINE = 16  # keys up to this length are compared as two words
@@ -41,10 +44,14 @@ MIX1, MIX2, MIX3 = [m - (1 << 64) for m in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5
 
 
 def _kernel(function: Kernel) -> Kernel:
-    return numba.njit(cache=True, nogil=True, boundscheck=False)(function)  # type: ignore[no-any-return]
+    return cast(Kernel, numba.njit(cache=True, nogil=True)(function))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+def _intrinsic(function: Kernel) -> Kernel:
+    return cast(Kernel, intrinsic(function))
+
+
+@_intrinsic
 def load64(context: Any, address: Any) -> Any:
     """The eight bytes at an address, which need not be aligned."""
 
@@ -54,7 +61,7 @@ def load64(context: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic
 def load8(context: Any, address: Any) -> Any:
     """The byte at an address."""
 
@@ -65,7 +72,7 @@ def load8(context: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic
 def store64(context: Any, address: Any, word: Any) -> Any:
     """Write eight bytes to an address."""
 
@@ -76,7 +83,7 @@ def store64(context: Any, address: Any, word: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic
 def prefetch(context: Any, address: Any) -> Any:
     """Ask the memory for the cache line at an address, which need not be valid."""
 
@@ -147,7 +154,7 @@ def _equal(a: int, b: int, length: int) -> bool:
     for i in range(0, length - 8, 8):
         if load64(a + i) != load64(b + i):
             return False
-    return load64(a + length - 8) == load64(b + length - 8)  # type: ignore[no-any-return]
+    return load64(a + length - 8) == load64(b + length - 8)
 
 
 @_kernel
@@ -293,38 +300,59 @@ def _position(address: int, count: int, number: int) -> int:
     found = 0
     while count > 1:  # without a branch on the data, so that the searches of several rows overlap
         half = count >> 1
-        found += half * np.int64(load64(address + 8 * (found + half)) <= number)
+        found += half * int(load64(address + 8 * (found + half)) <= number)
         count -= half
     return found
 
 
 @_kernel
+def _mark_one(table: Words, at: int, victim: int, killer: int) -> bool:
+    """Give a row of a chunk the number that collects it; whether the row is there."""
+    position, count, seqs = victim - table[at, T_FIRST], table[at, T_COUNT], table[at, T_SEQS]
+    if position < 0:
+        return False
+    if seqs != 0:
+        if load64(seqs + 8 * (count - 1)) < victim:
+            return False
+        start = 0
+        if table[at, T_PLACES] != 0:
+            place = position >> table[at, T_SHIFT]
+            start = load64(table[at, T_PLACES] + 8 * place)
+            count = load64(table[at, T_PLACES] + 8 * place + 8)
+        position = start + _position(seqs + 8 * start, count - start, victim)
+        if load64(seqs + 8 * position) != victim:
+            return False
+    elif position >= count:
+        return False
+    store64(table[at, T_DEAD] + 8 * position, killer)
+    table[at, T_ALIVE] -= 1
+    return True
+
+
+@_kernel
 def _mark(table: Words, firsts: Words, numbers: Seqs, previous: Seqs, low: int) -> tuple[int, int]:
-    """Store the number of each killer with its victim; how many there were (-1: one is not stored) and the last."""
-    end = len(firsts) - 1
-    newest, first_base = firsts[end], np.int64(firsts.ctypes.data)
-    killed, last = 0, 0
+    """Mark victims; how many there were (-1: one is not stored) and the last killer (or the victim that is not)."""
+    newest, first_base = len(firsts) - 1, np.int64(firsts.ctypes.data)
+    older = np.empty(len(previous), np.int64)
+    killed, last, waiting = 0, 0, 0
     for i in range(len(previous)):
-        victim = previous[i]
-        if victim < low:
-            continue
-        at = end if victim >= newest else _position(first_base, end, victim)
-        position, seqs = victim - firsts[at], table[at, T_SEQS]
-        if seqs != 0:
-            position = _position(seqs, table[at, T_COUNT], victim)
-            if load64(seqs + 8 * position) != victim:
-                return -1, victim
-        if position < 0 or position >= table[at, T_COUNT]:
-            return -1, victim
-        store64(table[at, T_DEAD] + 8 * position, numbers[i])
-        table[at, T_ALIVE] -= 1
-        killed += 1
-        last = numbers[i]
-    return killed, last
+        if previous[i] >= firsts[newest]:  # most often: within the batch
+            if not _mark_one(table, newest, previous[i], numbers[i]):
+                return -1, previous[i]
+            killed, last = killed + 1, numbers[i]
+        else:
+            older[waiting] = i
+            waiting += int(previous[i] >= low)
+    for j in range(waiting):
+        i = older[j]
+        if not _mark_one(table, _position(first_base, newest, previous[i]), previous[i], numbers[i]):
+            return -1, previous[i]
+        last = max(last, numbers[i])
+    return killed + waiting, last
 
 
 def mark(table: Words, numbers: Seqs, previous: Seqs, low: int) -> tuple[int, int]:
-    """Mark the rows at or above low that are replaced, in the chunks a table describes; how many, and the last killer."""
+    """Mark the rows at or above low that are replaced, in the chunks of a table; how many, and the last killer."""
     killed, last = _mark(table, table[:, T_FIRST].copy(), numbers, previous, low)
     assert killed >= 0, f"row {last} is in the key index but not stored"
     return killed, last

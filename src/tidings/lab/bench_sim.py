@@ -46,7 +46,7 @@ def scenario(clients: int) -> Scenario:
             Publisher(name=f"driver-{name}", region=name, stream=f"s{at}", rate=RATE, batch=BATCH)
             for at, name in enumerate(NAMES)
         ),
-        protocol=Protocol(gossip=1.0),
+        protocol=Protocol(gossip=1.0, warm_views=True),
     )
 
 

@@ -20,7 +20,7 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
 )
 GREY = "#666666"
 
-SIZE = (8.0, 3.8)  # inches
+SIZE = (8.0, 4.2)  # inches
 DPI = 150  # 1,200 pixels wide: sharp at the 800 or so of a README
 
 STYLE: dict[str, Any] = {
@@ -28,7 +28,7 @@ STYLE: dict[str, Any] = {
     "axes.titlesize": 11.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.titlepad": 26.0,  # room for the marks above the axes
+    "axes.titlepad": 32.0,  # room for the marks above the axes
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -43,13 +43,16 @@ STYLE: dict[str, Any] = {
 
 
 def draw(out: Path, name: str, paint: Callable[[Axes], None]) -> list[str]:
-    """Let ``paint`` fill a figure's axes; store it as PNG and SVG and say where."""
+    """Let ``paint`` fill a figure's axes; store it, with a legend below, as PNG and SVG, and say where."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]  # its keys are literals
         figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
-        paint(figure.subplots())
+        axes = figure.subplots()
+        paint(axes)
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
         paths = [out / f"{name}.png", out / f"{name}.svg"]
         for path in paths:
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})
@@ -58,25 +61,22 @@ def draw(out: Path, name: str, paint: Callable[[Axes], None]) -> list[str]:
 
 def shade(axes: Axes, lo: float, hi: float, label: str) -> None:
     """An interval in which something was out of order."""
-    axes.axvspan(lo, hi, color="#F2F2F2", zorder=0, label=label)
+    axes.axvspan(lo, hi, color="#ECECEC", zorder=0, label=label)
 
 
-def mark(axes: Axes, x: float, text: str, align: str = "center") -> None:
+def mark(axes: Axes, x: float, text: str) -> None:
     """A moment: a thin line, with its name above the axes."""
     axes.axvline(x, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-    place: Any = axes.get_xaxis_transform()
-    axes.text(x, 1.02, text, transform=place, ha=align, va="bottom", fontsize=9, color=GREY)
+    above: Any = axes.get_xaxis_transform()
+    axes.text(x, 1.02, text, transform=above, ha="center", va="bottom", fontsize=9, color=GREY, linespacing=1.0)
 
 
-def note(axes: Axes, text: str, at: tuple[float, float], to: tuple[float, float], color: str = BLACK) -> None:
+def expect(axes: Axes, between: tuple[float, float], level: float, label: str | None = None) -> None:
+    """The level that a claim lets us expect."""
+    axes.plot(between, [level, level], color=VERMILION, linewidth=1.5, linestyle=(0, (2, 1)), zorder=5, label=label)
+
+
+def note(axes: Axes, text: str, at: tuple[float, float], to: tuple[float, float], align: str = "left") -> None:
     """A remark beside a feature of the data, with a line to it."""
-    axes.annotate(
-        text,
-        xy=to,
-        xytext=at,
-        fontsize=9,
-        color=color,
-        ha="left",
-        va="center",
-        arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.8, "shrinkB": 2},
-    )
+    line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.8, "shrinkA": 2, "shrinkB": 3}
+    axes.annotate(text, xy=to, xytext=at, fontsize=9, ha=align, va="center", arrowprops=line)

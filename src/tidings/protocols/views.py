@@ -121,6 +121,11 @@ class Views:
         """The neighbours that are no replicas: those for whom the sender's progress can be news."""
         return self._peers
 
+    def bootstrap(self, nodes: Iterable[NodeId]) -> None:
+        """Begin with these members in the view instead of the proxy alone (A1.28d)."""
+        self._ages = dict.fromkeys(self._welcome(nodes), 0)
+        self._changed()
+
     def learn(self, membership: Membership) -> bool:
         """Adopt a newer configuration of the region's chain; False if it is not newer."""
         if membership.region != self.region or membership.epoch <= self._membership.epoch:

@@ -71,6 +71,8 @@ class Deployment:
             self._add_writer(publisher)
         for fault in scenario.faults:
             self.world.at(fault.at, partial(self.strike, fault))
+        if scenario.protocol.warm_views:
+            self.world.at(0.0, self._fill_views)
 
     # --- construction -----------------------------------------------------------------------------------
 
@@ -168,6 +170,16 @@ class Deployment:
         events = schedule(faults, rng, cast, begin, self.scenario.quiet_after)
         apply(self.world, events, self.spawn)
         return events
+
+    def _fill_views(self) -> None:
+        rng = random.Random(f"{self.seed}/views")
+        for region, replicas in self.replicas.items():
+            people = [node for node in self.members() if self.region_of[node] == region]
+            members = [*people, replicas[-1]]
+            for node in members:
+                views = self.proxy(node).views if node == replicas[-1] else self.client(node).views
+                others = [each for each in members if each != node]
+                views.bootstrap(rng.sample(others, min(len(others), self.scenario.protocol.view)))
 
     # --- looking in -------------------------------------------------------------------------------------
 

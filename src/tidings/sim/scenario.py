@@ -204,6 +204,7 @@ class Protocol(Table, frozen=True):
     c: Annotated[float, Meta(ge=0)] | None = None  # A1.17: C, in events x seconds; none: in proportion to the rate
     view: Some = 20  # A1.25: V
     gossip: Duration = 0.5  # ours, because 0.1-1 s all work
+    warm_views: bool = False  # begin with full random views, as after long gossip; else with the proxy alone (A1.28)
     merge: Literal["swap", "paper"] = "swap"  # A1.26 is "paper"; "swap" keeps the in-degrees even
     fanout: Some = 4  # A1.35, SP3: F
     shuffle: Duration = 0.03  # A1.35, SP4: the shuffle time

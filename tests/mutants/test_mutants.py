@@ -1,0 +1,136 @@
+"""The mutants themselves: they apply, they compile, they are told apart; and a few are really caught."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tidings.check import ALL_INVARIANTS
+from tidings.core.errors import BadInput
+from tidings.lab import mutants, planted
+from tidings.lab.mutants import Case, Results, Verdict
+
+QUICK = {
+    "tail-commits-before-persist": "machine",
+    "numbers-reused": "acknowledged",
+    "key-collects-nothing": "finality",
+    "asof-not-raised": "completeness",
+}
+"""Planted mutants that the first calm seed shows, and who must be among those that catch them."""
+LIMIT = 120.0
+
+NESTED = """
+class Machine:
+    def step(self, a, b):
+        assert a > 0
+        if a < b and not self.done:
+            return [x for x in b if x]
+        return 1 if a < b else "\N{GREEK SMALL LETTER LAMDA}" if not a == b else 2
+
+    def check(self):
+        if self.a > 1:
+            assert False
+"""
+
+
+@pytest.mark.parametrize("mutant", planted.PLANTED, ids=lambda mutant: mutant.id)
+def test_a_planted_mutant_applies_and_compiles(mutant: planted.Mutant) -> None:
+    source = mutants.module_path(mutant.module).read_text()
+    mutated = mutant.apply(source)
+    assert ast.dump(ast.parse(mutated)) != ast.dump(ast.parse(source))
+
+
+def test_a_mutant_without_its_anchor_is_refused() -> None:
+    mutant = planted.Mutant("m", "core.span", "no such line", "", "")
+    with pytest.raises(BadInput, match="occurs 0 times"):
+        mutant.apply("something else")
+
+
+def test_planted_mutants_have_names_of_their_own_and_touch_every_mechanism() -> None:
+    assert len({mutant.id for mutant in planted.PLANTED}) == len(planted.PLANTED) >= 24
+    touched = {mutant.module.rpartition(".")[2] for mutant in planted.PLANTED}
+    mechanisms = "chain log configuration interregion publishing pull views proxy client history span"
+    assert touched >= set(mechanisms.split())
+
+
+def test_every_guard_and_comparison_is_negated_once() -> None:
+    found = mutants.negations("protocols.nested", NESTED)
+    assert [case.id.removeprefix("nested.py:Machine.step:") for case in found] == [
+        "a < b and (not self.done)",
+        "a < b",
+        "x",
+        "a < b#2",
+        "a == b",
+    ]
+    assert '"\N{GREEK SMALL LETTER LAMDA}" if not (not (a == b)) else 2' in found[-1].source
+
+
+def test_generated_mutants_are_stable_told_apart_and_compile() -> None:
+    cases = mutants.generated()
+    assert [case.id for case in cases] == [case.id for case in mutants.generated()]
+    assert len({case.id for case in cases}) == len({(case.module, case.source) for case in cases}) == len(cases) > 300
+    for case in cases:
+        compile(case.source, case.id, "exec")
+
+
+def test_every_excused_survivor_is_a_generated_mutant_with_a_reason() -> None:
+    reasons = mutants.equivalents()
+    assert set(reasons) <= {case.id for case in mutants.generated()}
+    assert all(len(why) > 20 for why in reasons.values())
+
+
+def test_an_outcome_is_kept_until_any_source_changes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mutants.jsonl"
+    case, verdicts = Case("m", "core.span", "x = 1"), [Verdict(3, ["order"], "why", 0.5)]
+    Results(path, [1, 2]).add(case, verdicts)
+    path.write_bytes(path.read_bytes() + b'["torn')
+    again = Results(path, [1, 2])
+    assert again.known[again.key(case)] == verdicts
+    assert again.key(Case("m", "core.span", "x = 2")) not in again.known
+    assert Results(path, [1, 2, 3]).key(case) not in again.known
+    monkeypatch.setattr(mutants, "JUDGED", ("core",))
+    assert Results(path, [1, 2]).key(case) not in again.known
+
+
+def test_the_summary_names_all_that_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutants, "equivalents", lambda: {"g2": "it is the same"})
+    seen = [invariant.__name__ for invariant in ALL_INVARIANTS if invariant.__name__ != "order"]
+    caught = Verdict(4, ["machine", *seen], "", 1.0)
+    found = {"p1": caught, "p2": None, "g1": caught, "g2": None, "g3": None}
+    result = mutants.summary("sprinkler", ["p1", "p2"], ["g1", "g2", "g3"], found, [9])
+    assert (result["mutants"], result["caught"], result["escaped"]) == (2, 1, ["p2"])
+    survivors = [{"where": "g2", "why": "it is the same"}, {"where": "g3", "why": ""}]
+    assert result["generated"] == {"mutants": 3, "caught": 1, "survivors": survivors}
+    assert result["by_invariant"]["integrity"] == 2 and result["by_invariant"]["order"] == 0
+    assert result["broken"] == [
+        "planted p2 escaped",
+        "1 of 3 generated mutants caught: less than 90%",
+        "survivor without a reason in survivors.toml: g3",
+        "order has caught no mutant",
+        "seed 9 fails without any mutant",
+    ]
+
+
+@pytest.mark.slow
+def test_the_protocol_without_a_mutant_passes_the_first_calm_seed() -> None:
+    assert [verdict.by for verdict in mutants.hunt(Case("", "", ""), _calm(), LIMIT)] == [[]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_a_quick_mutant_is_caught_by_the_first_calm_seed(name: str) -> None:
+    (case,) = [case for case in mutants.planted() if case.id == name]
+    (verdict,) = mutants.hunt(case, _calm(), LIMIT)
+    assert QUICK[name] in verdict.by, verdict.detail
+
+
+@pytest.mark.slow
+def test_a_mutant_that_hangs_is_caught() -> None:
+    case = Case("hangs", "core.ticks", mutants.module_path("core.ticks").read_text() + "\nwhile True:\n    pass\n")
+    (verdict,) = mutants.hunt(case, [0], 2.0)
+    assert verdict.by == ["timeout"]
+
+
+def _calm() -> list[int]:
+    return mutants.in_turns(range(40))[:1]

@@ -1,0 +1,350 @@
+"""Sentences of paper 000, section 3.3, and of chain replication (A1.40-A1.42, E12), as lists of messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from paper.rig import ChainRig, Letter
+from tidings.protocols.chain import Ack, Append, ChainSettings, Fetch, Install, NextPiece
+from tidings.protocols.configuration import Beat, Current, Promote
+from tidings.protocols.kernel import Persist, Received, Send
+from tidings.protocols.log import CutBack, Logged
+
+# --- A1.40: the chain ---------------------------------------------------------------------------------------
+
+
+def test_a1_40_events_are_forwarded_along_the_replicas_each_storing_them_before_it_forwards() -> None:
+    rig = ChainRig("ABC")
+    rig.append("A")
+    path = []
+    for node in "ABC":
+        assert not rig.on_wire(Append, src=node)
+        (write,) = rig.unsynced[node]
+        assert isinstance(write.record, Logged) and write.record.record.lsn == 1
+        rig.sync(node)
+        path += [(letter.src, letter.dst) for letter in rig.deliver(Append)]
+    assert path == [("A", "B"), ("B", "C")]
+
+
+def test_a1_40_an_event_is_committed_when_the_tail_has_it_and_the_acknowledgement_runs_back() -> None:
+    rig = ChainRig("ABC")
+    rig.append("A")
+    rig.sync("A")
+    rig.deliver()
+    rig.sync("B")
+    rig.deliver()
+    assert [rig.committed(node) for node in "ABC"] == [[], [], []]
+    rig.sync("C")
+    assert [rig.committed(node) for node in "ABC"] == [[], [], [1]]
+    assert rig.deliver() == [Letter("C", "B", Ack(1, 1))]
+    assert rig.deliver() == [Letter("B", "A", Ack(1, 1))]
+    assert [rig.committed(node) for node in "ABC"] == [[1], [1], [1]]
+
+
+def test_e12_a_successors_history_is_a_prefix_of_its_predecessors() -> None:
+    rig = ChainRig("ABC")
+    rig.append("A", 3)
+    for step in (lambda: rig.sync("A"), rig.deliver, lambda: rig.sync("B"), rig.deliver, lambda: rig.sync("C")):
+        step()
+        a, b, c = (rig.chain(node) for node in "ABC")
+        assert a.durable >= b.log.last >= b.durable >= c.log.last >= c.durable >= c.log.committed >= b.log.committed
+    assert a.log.records == b.log.records == c.log.records
+
+
+@pytest.mark.parametrize("survivor", "ABC")
+def test_a1_40_f_plus_1_replicas_tolerate_f_failures(survivor: str) -> None:
+    rig = ChainRig("ABC")
+    rig.append("A", 5)
+    rig.settle()
+    rig.crash(*{"A", "B", "C"} - {survivor})
+    rig.silence(survivor)
+    assert rig.membership.replicas == (survivor,)
+    assert rig.committed(survivor) == [1, 2, 3, 4, 5]
+    rig.append(survivor)
+    rig.settle()
+    assert rig.committed(survivor) == [1, 2, 3, 4, 5, 6]
+
+
+# --- A1.41: a replica is removed ----------------------------------------------------------------------------
+
+
+def test_a1_41_the_predecessor_of_a_removed_replica_retransmits_missing_events_to_its_new_successor() -> None:
+    rig = ChainRig("ABC")
+    rig.append("A", 2)
+    rig.settle()
+    rig.crash("B")
+    rig.append("A", 2)
+    rig.sync("A")
+    rig.take(dst="B")
+    rig.silence("AC", settle=False)
+    assert rig.membership.replicas == ("A", "C")
+    rig.deliver(Current, dst="A")
+    (append,) = rig.on_wire(Append, src="A", dst="C")
+    assert [record.lsn for record in append.records] == [3, 4]
+    rig.settle()
+    assert rig.committed("A") == rig.committed("C") == [1, 2, 3, 4]
+
+
+def test_a1_41_the_new_tail_has_everything_the_old_tail_had_and_commits_what_it_holds() -> None:
+    rig = ChainRig("ABC")
+    rig.append("A", 4)
+    rig.settle(hold=(Ack,))
+    assert [rig.committed(node) for node in "ABC"] == [[], [], [1, 2, 3, 4]]
+    rig.crash("C")
+    rig.take(Ack)
+    rig.silence("AB")
+    assert rig.membership.tail == "B"
+    assert rig.committed("B") == rig.committed("A") == [1, 2, 3, 4]
+
+
+def test_e12_what_a_failed_head_had_not_forwarded_is_lost_and_its_number_is_given_again() -> None:
+    rig = ChainRig("ABC")
+    rig.append("A")
+    rig.sync("A")
+    rig.crash("A")
+    rig.take()
+    rig.silence("BC")
+    rig.append("B")
+    rig.settle()
+    assert rig.committed("B") == rig.committed("C") == [1]
+    assert [record.epoch for record in rig.chain("C").log.records] == [2]
+
+
+def test_a1_41_a_removed_replica_can_commit_nothing_more() -> None:
+    rig = ChainRig("AB")
+    rig.append("A")
+    rig.sync("A")
+    late = rig.take(Append)
+    rig.silence("B")
+    rig.wire += late
+    rig.settle()
+    assert ("B", "old_epoch_refused") in rig.reports
+    assert rig.committed("A") == rig.committed("B") == []
+
+
+def test_a1_41_a_removed_replica_voids_what_it_does_not_know_to_be_committed() -> None:
+    rig = ChainRig("AB")
+    rig.append("A")
+    rig.settle()
+    rig.append("A", 2)
+    rig.sync("A")
+    rig.take(Append)
+    rig.silence("B", settle=False)
+    rig.deliver(Current, dst="B")
+    rig.beat("A")
+    rig.deliver(Beat)
+    effects = rig.tell("A", Received("config", Current(rig.membership)))
+    assert [effect.record for effect in effects if isinstance(effect, Persist)] == [CutBack(1)]
+    assert rig.logs("A", "B") == [1, 1]
+
+
+def test_a1_41_after_a_full_stop_the_last_configuration_starts_again_with_all_its_events() -> None:
+    rig = ChainRig("ABC")
+    rig.append("A", 3)
+    rig.settle()
+    rig.crash("A", "B", "C")
+    rig.silence("")
+    assert rig.membership.epoch == 1
+    rig.restart("C", "B", "A")
+    rig.settle()
+    rig.append("A")
+    rig.settle()
+    assert [rig.chain(node).log.committed for node in "ABC"] == [4, 4, 4]
+
+
+# --- A1.42: a replica is added ------------------------------------------------------------------------------
+
+
+def test_a1_42_a_replica_is_added_beyond_the_tail_catches_up_and_gets_the_token() -> None:
+    rig = ChainRig("AB", "N")
+    rig.append("A", 3)
+    rig.settle()
+    rig.beat("N")
+    rig.deliver(Beat)
+    rig.sync("config")
+    assert (rig.membership.replicas, rig.membership.joining) == (("A", "B"), "N")
+    rig.deliver(Current)
+    assert rig.deliver(Fetch) == [Letter("N", "B", Fetch(2, 0))]
+    (append,) = rig.on_wire(Append, src="B", dst="N")
+    assert [record.lsn for record in append.records] == [1, 2, 3]
+    rig.settle(hold=(Promote,))
+    assert rig.on_wire(Promote) == [Promote(2, "N")]
+    assert rig.chain("B").token_passed and rig.logs("N") == [3]
+    rig.settle()
+    assert rig.membership.replicas == ("A", "B", "N")
+
+
+def test_a1_42_once_it_has_passed_the_token_the_old_tail_commits_only_what_the_new_one_has() -> None:
+    rig = ChainRig("AB", "N")
+    rig.join("N", hold=(Promote,))
+    rig.append("A")
+    rig.settle(hold=(Promote,), frozen="N")
+    assert rig.committed("B") == [] and rig.chain("B").durable == 1
+    rig.settle(hold=(Promote,))
+    assert rig.committed("B") == [1]
+
+
+def test_a1_42_a_replica_that_missed_more_than_the_chain_retains_gets_a_snapshot_in_pieces() -> None:
+    rig = ChainRig("AB", "N", ChainSettings(retain=2, chunk_rows=4))
+    for _ in range(10):
+        rig.append("A")
+        rig.settle()
+    rig.join("N", hold=(Install,))
+    pieces = []
+    while rig.on_wire(Install):
+        pieces += [letter.message for letter in rig.deliver(Install)]
+        rig.settle(hold=(Install,))
+    assert [piece.index for piece in pieces if isinstance(piece, Install)] == [0, 1, 2]
+    assert rig.membership.tail == "N" and rig.chain("N").log.committed == 10
+    assert rig.chain("N").log.histories["s"].horizon == 11
+
+
+def test_a1_42_a_crashed_replica_recovers_behind_the_tail_never_in_its_old_place() -> None:
+    rig = ChainRig("ABC")
+    rig.append("A", 2)
+    rig.settle()
+    rig.crash("A")
+    rig.silence("BC")
+    rig.append("B", 2)
+    rig.settle()
+    rig.restart("A")
+    rig.join("A")
+    assert rig.membership.replicas == ("B", "C", "A")
+    assert rig.chain("A").log.committed == 4
+
+
+def test_a1_40_a_promotion_is_refused_unless_it_names_the_epoch_in_force() -> None:
+    rig = ChainRig("AB", "N")
+    rig.join("N", hold=(Promote,))
+    late = rig.take(Promote)
+    rig.crash("N")
+    rig.silence("AB")
+    assert rig.membership.joining is None
+    rig.wire += late
+    rig.settle()
+    assert rig.membership.replicas == ("A", "B") and ("config", "promotion_refused") in rig.reports
+
+
+# --- A1.41: "no events can get lost until all replicas in the chain fail and lose their state" ---------------
+
+
+def test_a1_42_a_newcomer_that_lacks_committed_events_is_not_made_the_tail() -> None:
+    rig = ChainRig("AB", "N")
+    rig.append("A", 20)
+    rig.settle()
+    rig.join("N", hold=(Ack,))
+    late = rig.take(Ack, src="N")
+    rig.append("A", 5)
+    rig.settle(hold=(Install, NextPiece), frozen="N")
+    assert rig.chain("B").log.committed == 25
+    rig.wire += late
+    rig.settle(frozen="N")
+    assert rig.membership.tail == "B"
+    rig.settle()
+    rig.retry("A", "B", "N")
+    assert rig.membership.tail == "N" and rig.chain("N").log.committed == 25
+
+
+def test_a1_41_a_replica_is_not_level_before_what_it_voided_is_void_on_its_disk() -> None:
+    rig = ChainRig("ABC")
+    rig.append("A", 3)
+    rig.settle()
+    rig.append("A")
+    rig.sync("A")
+    rig.take(Append)
+    rig.silence("BC", settle=False)
+    for _ in range(3):
+        rig.beat("A", "B", "C")
+        rig.settle(frozen="A")
+    rig.append("B")
+    rig.settle(frozen="A")
+    rig.crash("A")
+    rig.restart("A")
+    for _ in range(3):
+        rig.beat("A", "B", "C")
+        rig.settle()
+    rig.retry("A", "B", "C")
+    fourth = [rig.chain(node).log.records[3].epoch for node in "ABC"]
+    assert len(set(fourth)) == 1, f"record 4 is of epochs {fourth} at A, B and C"
+
+
+def test_a1_42_a_newcomer_keeps_what_it_acknowledged_when_it_restarts() -> None:
+    rig = ChainRig("AB", "N")
+    rig.append("A", 20)
+    rig.settle()
+    rig.join("N", hold=(Promote,))
+    rig.append("A")
+    rig.settle(hold=(Promote,))
+    assert rig.committed("B")[-1] == 21
+    rig.crash("N")
+    rig.restart("N")
+    rig.settle(hold=(Promote, Fetch))
+    rig.take(Fetch)
+    rig.settle()
+    rig.retry("A", "B", "N")
+    assert rig.membership.tail == "N" and rig.chain("N").log.committed == 21
+
+
+def test_a1_42_the_old_tail_remembers_the_token_when_it_restarts() -> None:
+    rig = ChainRig("AB", "N")
+    rig.join("N", hold=(Promote,))
+    rig.crash("B")
+    rig.restart("B")
+    rig.settle(hold=(Promote,))
+    rig.append("A")
+    rig.settle(hold=(Promote,), frozen="N")
+    assert rig.committed("B") == []
+
+
+def test_a1_42_a_snapshot_goes_on_when_the_tail_restarts_between_two_pieces() -> None:
+    rig = ChainRig("AB", "N", ChainSettings(retain=2, chunk_rows=4))
+    for _ in range(10):
+        rig.append("A")
+        rig.settle()
+    rig.join("N", hold=(NextPiece,))
+    rig.crash("B")
+    rig.take(NextPiece)
+    rig.restart("B")
+    rig.settle()
+    for _ in range(4):
+        rig.retry("A", "B", "N")
+    assert rig.membership.tail == "N" and rig.chain("N").log.committed == 10
+
+
+def test_a1_42_a_replica_recovers_from_a_disk_on_which_records_follow_a_snapshot_it_no_longer_wanted() -> None:
+    rig = ChainRig("ABN", settings=ChainSettings(retain=4))
+    for _ in range(8):
+        rig.append("A")
+        rig.settle()
+    rig.down.add("N")
+    rig.silence("AB")
+    for _ in range(4):
+        rig.append("A")
+        rig.settle(hold=(Ack,))
+    rig.wire = rig.wire[-1:]  # A commits these four at once, and so keeps more records than B
+    for _ in range(2):
+        rig.settle()
+        rig.append("A")
+    rig.settle()
+    assert [rig.chain(node).log.first for node in "AB"] == [9, 11]
+    rig.down.discard("N")
+    rig.beat("N")
+    rig.settle(frozen="N")
+    rig.beat("N")
+    rig.settle(frozen="N")
+    rig.crash("B")
+    rig.silence("AN", settle=False)
+    rig.deliver(Current)
+    rig.settle()
+    rig.crash("N")
+    rig.restart("N")
+    rig.settle()
+    assert rig.chain("N").log.committed == 14
+
+
+def test_e12_an_acknowledgement_of_what_was_never_sent_is_ignored() -> None:
+    rig = ChainRig("AB")
+    rig.append("A")
+    effects = rig.tell("A", Received("B", Ack(1, 5)))
+    assert not [effect for effect in effects if isinstance(effect, Send)]
+    assert rig.committed("A") == []

@@ -1,0 +1,404 @@
+"""Sentences of paper 000, section 3.1, figures 1 and 2 (A1.12-A1.24): between regions, as lists of effects.
+
+Numbers are half-open here: the paper's cnt = 3 is our horizon 4, the first number not known.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from paper.rig import Rig
+from tidings.core.history import History
+from tidings.core.rows import CountedRows
+from tidings.core.span import Span
+from tidings.protocols.configuration import Beat, Current
+from tidings.protocols.interregion import (
+    Advertise,
+    AdvertiseTick,
+    Arrived,
+    InterRegion,
+    InterRegionSettings,
+    Solicit,
+    Subscribe,
+    Unsubscribe,
+)
+from tidings.protocols.kernel import Deliver, Effect, Effects, Message, Received, Report, Send, SetTimer
+from tidings.protocols.membership import Membership
+from tidings.protocols.messages import Done, Know
+from tidings.protocols.proxy import Proxy, ProxySettings, StreamDef
+from tidings.protocols.publishing import NotHead, OpenSession, Publish, Published, Rejected, SessionOpened
+
+SIZE = 10
+REGIONS = {"x": ("x0", "x1"), "y": ("y0",), "z": ("z0",)}
+
+
+def span(lo: int, hi: int) -> Span:
+    return Span.of("s", lo, CountedRows(lo, hi, SIZE))
+
+
+def know(lo: int, hi: int, asof: int | None = None) -> Know:
+    rows = CountedRows(lo, hi, SIZE)
+    return Know("s", (Span("s", lo, hi, lo if asof is None else asof, rows),), hi)
+
+
+class Region(InterRegion):
+    """The proxy of region z, one replica: head and tail. Stream s is y's, t its own; ``own`` is its progress in s."""
+
+    def __init__(self, own: int = 1, **settings: float) -> None:
+        histories = {stream: History(stream, counted=True) for stream in ("s", "t")}
+        if own > 1:
+            histories["s"].accept(span(1, own))
+        self.own = own
+        self.full = False
+        peers = {name: Membership(name, 1, REGIONS[name]) for name in ("x", "y")}
+        chosen = InterRegionSettings(**settings)  # type: ignore[arg-type]
+        owners = {"s": "y", "t": "z"}
+        super().__init__("z0", "z", histories, owners, peers, self._progress, lambda: self.full, chosen)
+        self.reconfigure(0.0, Membership("z", 1, ("z0",)), is_head=True, is_tail=True)
+
+    def _progress(self, stream: str) -> int:
+        return self.own if stream == "s" else self.histories[stream].horizon
+
+    def hears(self, now: float, src: str, message: Message) -> Effects:
+        effects = self.handle(now, Received(src, message))
+        self.check()
+        return effects
+
+    def advertised(self, now: float, src: str, horizon: int) -> list[Effect]:
+        """What an advertisement of stream s makes this region do."""
+        region = Membership(src[0], 1, REGIONS[src[0]])
+        return list(self.hears(now, src, Advertise(region, {"s": horizon, "t": 99})))
+
+
+def sends(effects: Sequence[Effect]) -> list[tuple[str, Message]]:
+    return [(effect.to, effect.message) for effect in effects if isinstance(effect, Send)]
+
+
+# --- addLocalEvent, addRemoteEvent ---------------------------------------------------------------------------
+
+
+class Owner:
+    """A proxy of one replica that owns stream s, and a client who has opened a session with it."""
+
+    def __init__(self, replicas: tuple[str, ...] = ("y0",)) -> None:
+        streams = [StreamDef("s", "y", counted=SIZE), StreamDef("far", "x", counted=SIZE)]
+        self.rig = Rig()
+        self.proxy = Proxy("y0", "y", "config", streams, {}, ProxySettings(), [], random.Random(1))
+        self.rig.add("y0", lambda durable: self.proxy)
+        self.rig.tell("y0", Received("config", Current(Membership("y", 1, replicas), self.proxy.chain.nonce)))
+        self.session = 0
+        self.hears(OpenSession("p", 7))
+        for message in self.sync():
+            assert isinstance(message, SessionOpened)
+            self.session = message.session
+
+    def hears(self, message: Message) -> list[Message]:
+        """Let the client say something; the answers it gets at once."""
+        self.rig.now = 1.0
+        self.rig.tell("y0", Received("client", message))
+        return [letter.message for letter in self.rig.take(dst="client")]
+
+    def sync(self) -> list[Message]:
+        """The answers the client gets when the disk has synced."""
+        self.rig.sync("y0")
+        return [letter.message for letter in self.rig.take(dst="client")]
+
+    def publish(self, first: int, count: int, stream: str = "s") -> list[Message]:
+        return self.hears(Publish(stream, "p", self.session, first, CountedRows(1, 1 + count, SIZE)))
+
+
+def test_a1_15_the_proxy_assigns_the_next_sequence_numbers_beginning_with_1() -> None:
+    owner = Owner()
+    owner.publish(1, 3)
+    assert owner.sync() == [Published(owner.session, 1, 1, 4)]
+    owner.publish(4, 2)
+    assert owner.sync() == [Published(owner.session, 4, 4, 6)]
+    assert owner.proxy.log.histories["s"].horizon == 6
+
+
+def test_a1_15_the_proxy_only_accepts_an_event_if_it_manages_its_stream() -> None:
+    owner = Owner()
+    assert owner.publish(1, 1, stream="far") == [Rejected(owner.session, 1, "stream")]
+
+
+def test_a1_1_an_event_is_published_once_publish_returns_which_is_not_before_the_tail_has_it() -> None:
+    owner = Owner()
+    assert owner.publish(1, 1) == []
+    assert owner.proxy.log.histories["s"].horizon == 1
+    assert owner.sync() == [Published(owner.session, 1, 1, 2)]
+
+
+def test_a1_1_each_event_that_is_published_is_unique_a_retry_gets_the_same_numbers() -> None:
+    owner = Owner()
+    owner.publish(1, 2)
+    owner.sync()
+    assert owner.publish(1, 2) == [Published(owner.session, 1, 1, 3)]
+    assert owner.rig.unsynced["y0"] == []
+
+
+def test_a1_4_two_publishes_of_one_client_keep_their_order_whatever_overtakes() -> None:
+    owner = Owner()
+    assert owner.publish(3, 2) == [Rejected(owner.session, 3, "gap")]
+    owner.publish(1, 2)
+    owner.publish(3, 2)
+    assert owner.sync() == [
+        Published(owner.session, 1, 1, 3),
+        Published(owner.session, 3, 3, 5),
+    ]
+
+
+def test_a1_41_who_publishes_to_a_replica_that_is_not_the_head_is_told_who_is() -> None:
+    owner = Owner(replicas=("y1", "y0"))
+    assert owner.publish(1, 1) == [NotHead(Membership("y", 1, ("y1", "y0")))]
+
+
+def test_a1_16_a_remote_event_is_accepted_if_its_number_exceeds_the_count() -> None:
+    region = Region()
+    region.advertised(1.0, "y0", 6)
+    assert region.hears(1.1, "y0", know(1, 4)) == [Deliver(Arrived((span(1, 4),))), Send("y0", Done("s", 4))]
+
+
+def test_a1_16_of_a_run_that_overlaps_only_what_is_new_is_accepted() -> None:
+    region = Region(own=3)
+    region.advertised(1.0, "y0", 6)
+    assert region.hears(1.1, "y0", know(1, 6)) == [Deliver(Arrived((span(3, 6),))), Send("y0", Done("s", 6))]
+
+
+def test_a1_16_an_event_that_is_known_is_only_acknowledged() -> None:
+    region = Region(own=6)
+    region.advertised(1.0, "y0", 9)
+    assert region.hears(1.1, "y0", know(1, 6)) == [Send("y0", Done("s", 6))]
+
+
+def test_a1_19_where_the_channel_is_not_fifo_a_gap_is_asked_for_once() -> None:
+    region = Region()
+    region.advertised(1.0, "y0", 9)
+    assert sends(region.hears(1.1, "y0", know(4, 6))) == [("y0", Subscribe("s", 1))]
+    assert region.hears(1.1, "y0", know(6, 9)) == ()
+
+
+# --- rcvAdvertisement ----------------------------------------------------------------------------------------
+
+
+def test_a1_14_initially_no_stream_has_a_source_and_no_event_is_known() -> None:
+    region = Region()
+    assert region.expects == {} and {h.horizon for h in region.histories.values()} == {1}
+
+
+def test_a1_19_a_proxy_subscribes_to_at_most_one_other_proxy_which_need_not_be_the_owner() -> None:
+    region = Region()
+    assert sends(region.advertised(1.0, "x1", 4)) == [("x1", Subscribe("s", 1))]
+    assert sends(region.advertised(1.1, "y0", 4)) == []
+    assert region.expects["s"].source == "x1"
+
+
+def test_a1_19_when_subscribing_a_proxy_tells_how_far_it_got() -> None:
+    region = Region(own=3)
+    assert sends(region.advertised(1.0, "y0", 9)) == [("y0", Subscribe("s", 3))]
+
+
+def test_a1_17_own_streams_are_not_subscribed_to() -> None:
+    region = Region()
+    region.advertised(1.0, "y0", 4)
+    assert "t" not in region.expects
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "advertised", "switches"),
+    [(0.5, 13, False), (0.5, 15, True), (1.0, 12, False), (1.0, 13, True), (2.0, 12, True), (9.0, 10, False)],
+)
+def test_a1_17_with_a_fixed_c_the_source_is_changed_if_cnt_exceeds_expects_by_c_over_elapsed(
+    elapsed: float, advertised: int, switches: bool
+) -> None:
+    region = Region(c=2.0)
+    region.advertised(1.0, "y0", 10)
+    effects = region.advertised(1.0 + elapsed, "x1", advertised)
+    assert (advertised > 10 + 2.0 / elapsed) is switches
+    assert sends(effects) == ([("y0", Unsubscribe("s")), ("x1", Subscribe("s", 1))] if switches else [])
+
+
+@pytest.mark.parametrize(("elapsed", "switches"), [(0.1, False), (0.7, False), (0.71, True), (5.0, True)])
+def test_a1_18_without_a_fixed_c_a_source_is_left_that_showed_no_progress_for_most_of_a_period(
+    elapsed: float, switches: bool
+) -> None:
+    region = Region(period=1.0)
+    region.advertised(1.0, "y0", 10)
+    assert bool(sends(region.advertised(1.0 + elapsed, "x1", 10))) is switches
+
+
+@pytest.mark.parametrize("c", [None, 0.0])
+def test_a1_18_a_source_is_not_left_for_one_that_has_nothing_new(c: float | None) -> None:
+    region = Region(own=12, **({} if c is None else {"c": c}))
+    region.advertised(1.0, "y0", 13)
+    assert sends(region.advertised(9.0, "x1", 12)) == []
+
+
+def test_a1_24_when_no_time_has_passed_the_threshold_is_infinite() -> None:
+    region = Region(c=0.001)
+    region.advertised(1.0, "y0", 10)
+    assert sends(region.advertised(1.0, "x1", 1_000_000)) == []
+
+
+def test_a1_24_only_progress_of_the_source_refreshes_its_time() -> None:
+    talking, moving = Region(own=9), Region(own=9)
+    for region in (talking, moving):
+        region.advertised(1.0, "y0", 10)
+    for now in (2.0, 3.0, 4.0):
+        talking.advertised(now, "y0", 10)
+        moving.advertised(now, "y0", 10 + int(now))
+    assert sends(talking.advertised(4.1, "x1", 12)) == [("y0", Unsubscribe("s")), ("x1", Subscribe("s", 9))]
+    assert sends(moving.advertised(4.1, "x1", 12)) == []
+
+
+def test_a1_24_a_source_that_is_ahead_but_sends_nothing_is_subscribed_to_again() -> None:
+    region = Region()
+    region.advertised(1.0, "y0", 10)
+    assert sends(region.advertised(2.0, "y0", 12)) == [("y0", Subscribe("s", 1))]
+
+
+# --- advertising and serving ---------------------------------------------------------------------------------
+
+
+def test_a1_20_each_proxy_periodically_broadcasts_its_progress_on_each_stream_to_the_other_proxies() -> None:
+    region = Region(own=5)
+    tick = AdvertiseTick(region.generation)
+    effects = region._advertise_tick(region.generation)
+    advert = Advertise(Membership("z", 1, ("z0",)), {"s": 5, "t": 1})
+    assert effects == [SetTimer(1.0, tick), Send("x0", advert), Send("x1", advert), Send("y0", advert)]
+
+
+def test_a1_41_a_new_tail_advertises_at_once_and_a_new_head_asks_for_advertisements() -> None:
+    region = Region()
+    joint = Membership("z", 2, ("z1", "z0"))
+    region.reconfigure(1.0, joint, is_head=False, is_tail=True)
+    assert sends(region.reconfigure(2.0, Membership("z", 3, ("z1",)), is_head=False, is_tail=False)) == []
+    effects = region.reconfigure(3.0, Membership("z", 4, ("z0",)), is_head=True, is_tail=True)
+    kinds = [(to, type(message)) for to, message in sends(effects)]
+    assert kinds == [(peer, kind) for kind in (Advertise, Solicit) for peer in ("x0", "x1", "y0")]
+    assert [type(message) for _, message in sends(region.hears(3.1, "x0", Solicit()))] == [Advertise]
+
+
+def test_a1_19_a_source_starts_with_the_event_the_subscriber_named_and_sends_what_follows() -> None:
+    region = Region(own=5)
+    assert sends(region.hears(1.0, "x0", Subscribe("s", 3))) == [("x0", know(3, 5, asof=5))]
+    region.histories["s"].accept(span(5, 8))
+    assert sends(region.committed("s")) == [("x0", know(5, 8, asof=8))]
+    region.hears(1.1, "x0", Unsubscribe("s"))
+    region.histories["s"].accept(span(8, 9))
+    assert region.committed("s") == []
+
+
+def test_a1_16_a_proxy_whose_chain_is_full_takes_nothing_and_is_sent_it_again() -> None:
+    region = Region()
+    region.advertised(1.0, "y0", 4)
+    region.full = True
+    assert region.hears(1.1, "y0", know(1, 4)) == [Report("chain_busy")]
+
+
+# --- figure 2 ------------------------------------------------------------------------------------------------
+
+
+class Figure2(Rig):
+    """Proxies X, Y and Z of one replica each; Y owns stream s. Disks sync at once; a cut link loses what is sent."""
+
+    SHOWN = (Advertise, Subscribe, Unsubscribe, Know)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut: set[frozenset[str]] = set()
+        self.seen: list[tuple[str, str, str]] = []
+        self.number = 0
+        self.streams = [StreamDef("s", "Y", counted=SIZE)]
+        memberships = {name: Membership(name, 1, (name,)) for name in "XYZ"}
+        for name in "XYZ":
+            peers = {other: each for other, each in memberships.items() if other != name}
+            self.add(name, lambda durable, me=name, peers=peers: self._proxy(me, peers))  # type: ignore[misc]
+            self.take(Beat)
+            self.tell(name, Received("config", Current(memberships[name], self.machines[name].chain.nonce)))
+        self.take()
+        self.session = 0
+        self.tell("Y", Received("driver", OpenSession("p", 1)))
+        self.sync("Y")
+        (opened,) = self.on_wire(SessionOpened)
+        self.session = opened.session
+        self.take()
+
+    def _proxy(self, me: str, peers: dict[str, Membership]) -> Proxy:
+        return Proxy(me, me, "config", self.streams, peers, ProxySettings(), [], random.Random(me))
+
+    def publish(self) -> None:
+        """One more event of Y."""
+        self.number += 1
+        batch = Publish("s", "p", self.session, self.number, CountedRows(1, 2, SIZE))
+        self.tell("Y", Received("driver", batch))
+        self.run()
+
+    def advertise(self, src: str) -> None:
+        self.now += 1.0
+        self.expire(AdvertiseTick(self.machines[src].inter_region.generation), src)
+        self.run()
+
+    def run(self) -> None:
+        while self.sync("X", "Y", "Z") or self.wire:
+            for letter in self.take():
+                kept = frozenset(letter[:2]) not in self.cut
+                if letter.dst in self.machines and isinstance(letter.message, self.SHOWN):
+                    arrow = letter.src + (" -> " if kept else " -x ") + letter.dst
+                    self.seen.append((arrow, type(letter.message).__name__, self._fields(letter.message)))
+                if kept and letter.dst in self.machines:
+                    self.tell(letter.dst, Received(letter.src, letter.message))
+
+    @staticmethod
+    def _fields(message: Message) -> str:
+        match message:
+            case Advertise():
+                return str(message.horizons["s"])
+            case Subscribe():
+                return str(message.lo)
+            case Know(_, (only,)):
+                return f"[{only.lo}, {only.hi})"
+        return ""
+
+    def messages(self) -> list[tuple[str, str, str]]:
+        """What was sent since the last call."""
+        seen, self.seen = self.seen, []
+        return seen
+
+
+def test_a1_23_figure_2_the_subscription_changes_when_the_link_between_two_regions_goes_down() -> None:
+    rig = Figure2()
+    for _ in range(3):
+        rig.publish()
+    assert rig.messages() == []  # nobody has subscribed
+    rig.advertise("Y")
+    assert rig.messages() == [
+        ("Y -> X", "Advertise", "4"),  # 1
+        ("Y -> Z", "Advertise", "4"),  # 2
+        ("X -> Y", "Subscribe", "1"),  # 3
+        ("Z -> Y", "Subscribe", "1"),  # 4
+        ("Y -> X", "Know", "[1, 4)"),  # 5-8: the paper draws one event per message, ours carries a run
+        ("Y -> Z", "Know", "[1, 4)"),
+    ]
+    rig.publish()
+    assert rig.messages() == [("Y -> X", "Know", "[4, 5)"), ("Y -> Z", "Know", "[4, 5)")]  # 9-11
+    rig.cut.add(frozenset("YZ"))  # 12
+    rig.publish()
+    assert rig.messages() == [("Y -> X", "Know", "[5, 6)"), ("Y -x Z", "Know", "[5, 6)")]  # 13 is lost
+    rig.advertise("X")
+    assert rig.messages() == [
+        ("X -> Y", "Advertise", "6"),
+        ("X -> Z", "Advertise", "6"),  # 14: more than Z last heard from Y
+        ("Z -x Y", "Unsubscribe", ""),
+        ("Z -> X", "Subscribe", "5"),  # 15
+        ("X -> Z", "Know", "[5, 6)"),  # 16
+    ]
+    rig.publish()
+    assert rig.messages() == [
+        ("Y -> X", "Know", "[6, 7)"),  # 18, 19: X still receives directly from Y
+        ("Y -x Z", "Know", "[6, 7)"),
+        ("X -> Z", "Know", "[6, 7)"),  # 17
+    ]
+    assert {rig.machines[name].log.histories["s"].horizon for name in "XYZ"} == {7}
