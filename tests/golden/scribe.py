@@ -8,7 +8,7 @@ sending. Lines that begin with # are what the script does to the world.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tidings.core.ids import NodeId
@@ -39,27 +39,30 @@ class Line:
 
 
 class Scribe:
-    """Observes a world; keeps the messages of some kinds, of some nodes (all, if none are named), from a time on."""
+    """Observes a world; keeps the messages of some kinds that pass a filter (sender, receiver), from a time on."""
 
-    def __init__(self, kinds: Collection[type[Message]], nodes: Collection[NodeId] = (), begin: float = 0.0) -> None:
+    def __init__(
+        self, kinds: Collection[type[Message]], passes: Callable[[NodeId, NodeId], bool], begin: float = 0.0
+    ) -> None:
         self.kinds = tuple(kinds)
-        self.nodes = nodes
+        self.passes = passes
         self.begin = begin
         self.lines: list[Line | str] = []
 
     def on_step(self, time: float, node: NodeId, incarnation: int, input: Any, effects: Effects) -> None:
         """Note what arrives and what is sent."""
         if isinstance(input, Received):
-            for line in reversed(self.lines):
-                if isinstance(line, Line) and line.message is input.message and line.dst == node:
-                    line.arrived = True
-                    break
-        if time < self.begin:
-            return
+            self._arrived(node, input.message)
         for effect in effects:
-            if isinstance(effect, Send) and isinstance(effect.message, self.kinds):
-                if not self.nodes or node in self.nodes or effect.to in self.nodes:
-                    self.lines.append(Line(time, node, effect.to, effect.message))
+            if isinstance(effect, Send) and isinstance(effect.message, self.kinds) and self.passes(node, effect.to):
+                self.lines.append(Line(time, node, effect.to, effect.message))
+
+    def _arrived(self, node: NodeId, message: Message) -> None:
+        """A retry is the same message again: it is the last one sent that arrives."""
+        for line in reversed(self.lines):
+            if isinstance(line, Line) and line.message is message and line.dst == node and not line.arrived:
+                line.arrived = True
+                return
 
     def note(self, time: float, text: str) -> None:
         """Write down what the script does."""
@@ -67,7 +70,8 @@ class Scribe:
 
     @property
     def text(self) -> str:
-        return "".join(f"{line}\n" for line in self.lines)
+        lines = [line for line in self.lines if isinstance(line, str) or line.time >= self.begin]
+        return "".join(f"{line}\n" for line in lines)
 
 
 def say(message: Message) -> str:

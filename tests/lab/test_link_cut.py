@@ -82,7 +82,8 @@ def test_a_silence_that_never_ends_lasts_to_the_end() -> None:
 
 
 def test_levels_are_measured_where_no_replica_is_lost_or_added() -> None:
-    assert TIME.before == [(3.0, 19.0)]
+    assert TIME.before == [(11.0, 18.5)]
+    assert replace(TIME, cut=6.0).before == [(3.0, 5.5)]
     assert TIME.outage == [(22.0, 29.5), (39.5, 41.0)]
     assert replace(TIME, kill=50.0, restart=55.0).after == [(44.0, 49.5)]
 

@@ -6,6 +6,7 @@ A `Rig` keeps what its machines have sent (`wire`), what they have given to thei
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,7 +15,7 @@ from tidings.core.ids import NodeId
 from tidings.core.rows import CountedRows
 from tidings.core.span import Span
 from tidings.protocols.chain import BeatTick, Chain, ChainSettings, Committed, RetryTick
-from tidings.protocols.configuration import Configuration, ConfigurationSettings, SweepTick
+from tidings.protocols.configuration import Configuration, ConfigurationSettings, Current, SweepTick
 from tidings.protocols.kernel import (
     Deliver,
     Effects,
@@ -31,6 +32,8 @@ from tidings.protocols.kernel import (
 )
 from tidings.protocols.log import Log, Lsn
 from tidings.protocols.membership import Membership
+from tidings.protocols.proxy import Proxy, ProxySettings, StreamDef
+from tidings.protocols.publishing import OpenSession, Publish, SessionOpened
 
 M = TypeVar("M", bound=Message)
 
@@ -218,3 +221,33 @@ class ChainRig(Rig):
         for _ in range(2):
             self.beat(node)
             self.settle(hold=hold)
+
+
+class Owner:
+    """A proxy of one replica that owns stream s, and a client who has opened a session with it."""
+
+    def __init__(self, replicas: tuple[str, ...] = ("y0",)) -> None:
+        streams = [StreamDef("s", "y", counted=10), StreamDef("far", "x", counted=10)]
+        self.rig = Rig()
+        self.proxy = Proxy("y0", "y", "config", streams, {}, ProxySettings(), [], random.Random(1))
+        self.rig.add("y0", lambda durable: self.proxy)
+        self.rig.tell("y0", Received("config", Current(Membership("y", 1, replicas), self.proxy.chain.nonce)))
+        self.session = 0
+        self.hears(OpenSession("p", 7))
+        for message in self.sync():
+            assert isinstance(message, SessionOpened)
+            self.session = message.session
+
+    def hears(self, message: Message) -> list[Message]:
+        """Let the client say something; the answers it gets at once."""
+        self.rig.now = 1.0
+        self.rig.tell("y0", Received("client", message))
+        return [letter.message for letter in self.rig.take(dst="client")]
+
+    def sync(self) -> list[Message]:
+        """The answers the client gets when the disk has synced."""
+        self.rig.sync("y0")
+        return [letter.message for letter in self.rig.take(dst="client")]
+
+    def publish(self, first: int, count: int, stream: str = "s") -> list[Message]:
+        return self.hears(Publish(stream, "p", self.session, first, CountedRows(1, 1 + count, 10)))

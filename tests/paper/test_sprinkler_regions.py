@@ -29,7 +29,7 @@ from tidings.protocols.kernel import Deliver, Effect, Effects, Message, Received
 from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Done, Know
 from tidings.protocols.proxy import Proxy, ProxySettings, StreamDef
-from tidings.protocols.publishing import NotHead, OpenSession, Publish, Published, Rejected, SessionOpened
+from tidings.protocols.publishing import OpenSession, Publish, SessionOpened
 
 SIZE = 10
 REGIONS = {"x": ("x0", "x1"), "y": ("y0",), "z": ("z0",)}
@@ -77,82 +77,7 @@ def sends(effects: Sequence[Effect]) -> list[tuple[str, Message]]:
     return [(effect.to, effect.message) for effect in effects if isinstance(effect, Send)]
 
 
-# --- addLocalEvent, addRemoteEvent ---------------------------------------------------------------------------
-
-
-class Owner:
-    """A proxy of one replica that owns stream s, and a client who has opened a session with it."""
-
-    def __init__(self, replicas: tuple[str, ...] = ("y0",)) -> None:
-        streams = [StreamDef("s", "y", counted=SIZE), StreamDef("far", "x", counted=SIZE)]
-        self.rig = Rig()
-        self.proxy = Proxy("y0", "y", "config", streams, {}, ProxySettings(), [], random.Random(1))
-        self.rig.add("y0", lambda durable: self.proxy)
-        self.rig.tell("y0", Received("config", Current(Membership("y", 1, replicas), self.proxy.chain.nonce)))
-        self.session = 0
-        self.hears(OpenSession("p", 7))
-        for message in self.sync():
-            assert isinstance(message, SessionOpened)
-            self.session = message.session
-
-    def hears(self, message: Message) -> list[Message]:
-        """Let the client say something; the answers it gets at once."""
-        self.rig.now = 1.0
-        self.rig.tell("y0", Received("client", message))
-        return [letter.message for letter in self.rig.take(dst="client")]
-
-    def sync(self) -> list[Message]:
-        """The answers the client gets when the disk has synced."""
-        self.rig.sync("y0")
-        return [letter.message for letter in self.rig.take(dst="client")]
-
-    def publish(self, first: int, count: int, stream: str = "s") -> list[Message]:
-        return self.hears(Publish(stream, "p", self.session, first, CountedRows(1, 1 + count, SIZE)))
-
-
-def test_a1_15_the_proxy_assigns_the_next_sequence_numbers_beginning_with_1() -> None:
-    owner = Owner()
-    owner.publish(1, 3)
-    assert owner.sync() == [Published(owner.session, 1, 1, 4)]
-    owner.publish(4, 2)
-    assert owner.sync() == [Published(owner.session, 4, 4, 6)]
-    assert owner.proxy.log.histories["s"].horizon == 6
-
-
-def test_a1_15_the_proxy_only_accepts_an_event_if_it_manages_its_stream() -> None:
-    owner = Owner()
-    assert owner.publish(1, 1, stream="far") == [Rejected(owner.session, 1, "stream")]
-
-
-def test_a1_1_an_event_is_published_once_publish_returns_which_is_not_before_the_tail_has_it() -> None:
-    owner = Owner()
-    assert owner.publish(1, 1) == []
-    assert owner.proxy.log.histories["s"].horizon == 1
-    assert owner.sync() == [Published(owner.session, 1, 1, 2)]
-
-
-def test_a1_1_each_event_that_is_published_is_unique_a_retry_gets_the_same_numbers() -> None:
-    owner = Owner()
-    owner.publish(1, 2)
-    owner.sync()
-    assert owner.publish(1, 2) == [Published(owner.session, 1, 1, 3)]
-    assert owner.rig.unsynced["y0"] == []
-
-
-def test_a1_4_two_publishes_of_one_client_keep_their_order_whatever_overtakes() -> None:
-    owner = Owner()
-    assert owner.publish(3, 2) == [Rejected(owner.session, 3, "gap")]
-    owner.publish(1, 2)
-    owner.publish(3, 2)
-    assert owner.sync() == [
-        Published(owner.session, 1, 1, 3),
-        Published(owner.session, 3, 3, 5),
-    ]
-
-
-def test_a1_41_who_publishes_to_a_replica_that_is_not_the_head_is_told_who_is() -> None:
-    owner = Owner(replicas=("y1", "y0"))
-    assert owner.publish(1, 1) == [NotHead(Membership("y", 1, ("y1", "y0")))]
+# --- addRemoteEvent ---------------------------------------------------------------------------
 
 
 def test_a1_16_a_remote_event_is_accepted_if_its_number_exceeds_the_count() -> None:
@@ -242,15 +167,32 @@ def test_a1_24_when_no_time_has_passed_the_threshold_is_infinite() -> None:
     assert sends(region.advertised(1.0, "x1", 1_000_000)) == []
 
 
-def test_a1_24_only_progress_of_the_source_refreshes_its_time() -> None:
-    talking, moving = Region(own=9), Region(own=9)
-    for region in (talking, moving):
-        region.advertised(1.0, "y0", 10)
+def test_a1_24_a_source_that_delivers_is_kept() -> None:
+    region = Region(own=9)
+    region.advertised(1.0, "y0", 10)
     for now in (2.0, 3.0, 4.0):
-        talking.advertised(now, "y0", 10)
-        moving.advertised(now, "y0", 10 + int(now))
-    assert sends(talking.advertised(4.1, "x1", 12)) == [("y0", Unsubscribe("s")), ("x1", Subscribe("s", 9))]
-    assert sends(moving.advertised(4.1, "x1", 12)) == []
+        region.own = 10 * int(now)
+        region.advertised(now, "y0", 10 * int(now) + 1)
+    assert sends(region.advertised(4.1, "x1", 42)) == []
+
+
+def test_a1_24_a_source_that_is_ahead_and_does_not_deliver_is_left() -> None:
+    region = Region(own=9)
+    for now in (1.0, 2.0, 3.0):
+        region.advertised(now, "y0", 10 + int(now))
+    assert sends(region.advertised(3.1, "x1", 12)) == [("y0", Unsubscribe("s")), ("x1", Subscribe("s", 9))]
+
+
+@pytest.mark.xfail(reason="an advertisement without news refreshes the time of a source that is itself cut off")
+def test_a1_24_a_source_that_goes_on_talking_but_has_nothing_new_is_left_for_one_that_has() -> None:
+    region = Region(own=9)
+    region.advertised(1.0, "x1", 10)
+    region.own = 10
+    heard = []
+    for now in (2.0, 3.0, 4.0):  # x is cut off from y; its advertisement comes just before y's
+        region.advertised(now, "x1", 10)
+        heard += sends(region.advertised(now + 0.1, "y0", 10 + int(now)))
+    assert heard[:2] == [("x1", Unsubscribe("s")), ("y0", Subscribe("s", 10))]
 
 
 def test_a1_24_a_source_that_is_ahead_but_sends_nothing_is_subscribed_to_again() -> None:
@@ -279,6 +221,15 @@ def test_a1_41_a_new_tail_advertises_at_once_and_a_new_head_asks_for_advertiseme
     kinds = [(to, type(message)) for to, message in sends(effects)]
     assert kinds == [(peer, kind) for kind in (Advertise, Solicit) for peer in ("x0", "x1", "y0")]
     assert [type(message) for _, message in sends(region.hears(3.1, "x0", Solicit()))] == [Advertise]
+
+
+@pytest.mark.xfail(reason="the new tail is taken only when it has something new: up to a period without events")
+def test_a1_42_when_a_source_hands_over_to_a_new_tail_the_subscription_moves_at_once() -> None:
+    region = Region(own=4)
+    region.advertised(1.0, "y0", 5)
+    region.own = 5
+    advert = Advertise(Membership("y", 2, ("y0", "y1")), {"s": 5})
+    assert ("y1", Subscribe("s", 5)) in sends(region.hears(1.1, "y1", advert))
 
 
 def test_a1_19_a_source_starts_with_the_event_the_subscriber_named_and_sends_what_follows() -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,6 +27,7 @@ from tidings.core.history import History
 from tidings.core.ids import NEVER
 from tidings.core.rows import ROW_SCHEMA, ArrowRows, Origin
 from tidings.core.span import Span
+from tidings.sim.run import Progress
 
 KEYS = 100_000  # SP9
 SKEW = 1.1  # SP9
@@ -35,7 +35,6 @@ KEY_BYTES = 10  # SP1: ten-byte events
 BATCH = 16_384  # ours: the largest batch the data path uses
 BATCHES = 128  # ours: two million events, enough for the set of live keys to settle
 Words: TypeAlias = NDArray[np.uint64]
-Progress: TypeAlias = Callable[[str], None]
 Result: TypeAlias = dict[str, Any]
 
 
@@ -47,7 +46,7 @@ def run(runs: int = 3, progress: Progress | None = None) -> Result:
     _by_key(streams["zipf"][:2])  # compiled before anything is timed
     samples: dict[str, list[Result]] = {}
     busy = _Busy()
-    for number in range(1, runs + 1):
+    for _ in range(runs):
         for name, job, stream in (
             ("by-key-zipf", _by_key, streams["zipf"]),
             ("by-key-uniform", _by_key, streams["uniform"]),
@@ -56,7 +55,8 @@ def run(runs: int = 3, progress: Progress | None = None) -> Result:
             sample = job(stream)
             samples.setdefault(name, []).append(sample)
             if progress:
-                progress(f"run {number} of {runs}: {name} {sample['events_per_s'] / 1e6:.1f} M events/s")
+                done = sum(map(len, samples.values()))
+                progress(done, 3 * runs, f"{name} {sample['events_per_s'] / 1e6:.1f} M events/s")
     live = {sample["live"] for name in ("by-key-zipf", "numpy-searchsorted") for sample in samples[name]}
     if len(live) > 1:
         raise AssertionError(f"the index and its numpy peer disagree on what is alive: {sorted(live)}")

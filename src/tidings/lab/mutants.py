@@ -4,7 +4,7 @@ Two kinds of mutant: the *planted* ones (lab/planted.py) are mistakes people mak
 a time, every comparison and every guard of the protocol files, epoch tests included. A mutant runs in a process of its
 own, in which its module is compiled from the mutated source before anything imports it. It faces the seeds of the
 fault campaign until the first one with a violation, an exception, or more than its share of processor time (a mutant
-that hangs is caught). Kinds of seed take turns (calm ones first, then by replicas and fabric), so that few are enough.
+that hangs is caught). Kinds of seed take turns (by mood, replicas and fabric), so that for most mutants few are enough.
 
 A seed that fails without any mutant proves nothing and is left out. All planted mutants must be caught, nine in ten of
 the generated ones, and each that survives needs a reason in survivors.toml why it is equivalent. Outcomes are written
@@ -50,7 +50,8 @@ SLOWER = 8  # ours: a mutant that takes so many times the usual seconds of a see
 LEAST_LIMIT = 20.0  # seconds; ours, because a short median must not make a slow seed look like a hanging one
 MEMORY = 4 << 30  # bytes; ours: twenty times what a seed needs
 NOT_MUTATED = frozenset({"__init__", "kernel", "messages", "membership"})  # declarations, hardly a guard in them
-JUDGED = ("core", "protocols", "sim", "check", "lab/campaign.py")  # what an outcome depends on
+MOODS = ("calm", "aimed", "swarm")  # of seeds, the most demanding first
+JUDGED = ("core", "protocols", "sim", "check", "lab/campaign.py", "lab/seeds.py")  # what an outcome depends on
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -328,14 +329,14 @@ def run(
 
 
 def in_turns(seeds: Iterable[int]) -> list[int]:
-    """The seeds with their kinds taking turns: calm ones first, then by replicas and rule of the fabric."""
-    from tidings.lab import campaign
+    """The seeds with their kinds taking turns: calm ones first, then by mood, replicas and rule of the fabric."""
+    from tidings.lab.seeds import Plan
 
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for seed in seeds:
-        plan = campaign.Plan(seed)
+        plan = Plan(seed)
         scenario = plan.scenario
-        kind = (not plan.calm, -scenario.regions[0].replicas, scenario.protocol.merge)
+        kind = (MOODS.index(plan.mood), -scenario.regions[0].replicas, scenario.protocol.merge)
         kinds.setdefault(kind, []).append(seed)
     turns = zip_longest(*[kinds[kind] for kind in sorted(kinds)])
     return [seed for turn in turns for seed in turn if seed is not None]

@@ -58,8 +58,17 @@ CHAIN = (
         "old-epoch-accepted",
         "protocols.chain",
         "if epoch < self.membership.epoch:",
-        "if epoch < 0:",
-        "messages of an older epoch are not refused",
+        "if epoch < self.membership.epoch and isinstance(message, Append):\n"
+        "            return self._receive_records(message.records)\n"
+        "        if epoch < self.membership.epoch:",
+        "records of an older epoch are stored, whoever sends them",
+    ),
+    Mutant(
+        "older-configuration-followed",
+        "protocols.chain",
+        "if new.epoch <= old.epoch or (",
+        "if new.epoch == old.epoch or (",
+        "a replica falls back to a configuration that has been replaced",
     ),
     Mutant(
         "cut-back-forgotten",
@@ -192,9 +201,9 @@ INTER_REGION = (
     Mutant(
         "stalled-source-refreshed",
         "protocols.interregion",
-        "if advertised > expect.horizon:",
-        "if advertised >= expect.horizon:",
-        "an advertisement without progress keeps a stalled source in favour",
+        "if stalled:",
+        "if stalled:\n            expect.horizon, expect.time = advertised, now",
+        "the advertisements of a source that delivers nothing keep it in favour",
     ),
     Mutant(
         "switch-without-waiting",

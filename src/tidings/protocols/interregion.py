@@ -9,7 +9,8 @@ Guarantee: a foreign stream reaches a region gapless, in order and once, as long
 talk to each other leads from its owner; no claim is made about which path.
 
 Deviations from figure 1 (docs/papers/sprinkler.md): own progress is the start of a subscription; C scales with
-the stream's rate unless it is fixed; a proxy does not leave its source for one that has nothing new for it.
+the stream's rate unless it is fixed; a proxy does not leave its source for one that has nothing new for it, and
+goes back to the owner, whose path is the shortest, unless it has just left it.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class InterRegionSettings(Value, frozen=True, gc=False):
     chunk_rows: int = 4096  # rows in one of them
     retry: float = 0.5
     patience: int = 8  # retries without an answer before a subscription is dropped
+    grudge: float = 5.0  # seconds until an owner that was left is preferred again
 
 
 class Expect:
@@ -105,10 +107,12 @@ class Expect:
 
     def __init__(self) -> None:
         self.source: NodeId | None = None
+        self.region: RegionId | None = None  # the source's
         self.horizon = 0
         self.time: Time = 0.0
         self.seen = 0  # own progress when the source last advertised
         self.asked = 0  # where this head last saw a gap and subscribed anew
+        self.forgiven: Time = 0.0  # when the owner is preferred again
 
 
 class Subscription:
@@ -269,9 +273,11 @@ class InterRegion:
             self.peers[peer.region] = advert.membership
         if not self.is_head or advert.membership.epoch < self.peers[peer.region].epoch:
             return NOTHING
-        return self.receive_advertisement(now, src, advert.horizons)
+        return self.receive_advertisement(now, src, peer.region, advert.horizons)
 
-    def receive_advertisement(self, now: Time, src: NodeId, horizons: Mapping[StreamId, int]) -> list[Effect]:
+    def receive_advertisement(
+        self, now: Time, src: NodeId, region: RegionId, horizons: Mapping[StreamId, int]
+    ) -> list[Effect]:
         """rcvAdvertisement of figure 1 (A1.17): for each foreign stream, stay with the source or change it."""
         effects: list[Effect] = []
         for stream, advertised in horizons.items():
@@ -281,30 +287,37 @@ class InterRegion:
             own = self.progress(stream)
             if src == expect.source:
                 effects.extend(self._refresh(now, stream, expect, advertised, own))
-            elif advertised > own and (expect.source is None or self._pays(now, expect, advertised)):
+            elif region == expect.region or (advertised > own and self._pays(now, stream, region, advertised)):
                 if expect.source is not None:
                     effects.extend([Send(expect.source, Unsubscribe(stream)), Report("source_switch")])
-                expect.source, expect.horizon, expect.time, expect.seen = src, advertised, now, own
+                if expect.region == self.streams[stream]:
+                    expect.forgiven = now + self.settings.grudge
+                expect.source, expect.region = src, region  # of the same region: its new tail (A1.41)
+                expect.horizon, expect.time, expect.seen = advertised, now, own
                 effects.append(Send(src, Subscribe(stream, own)))
         return effects
 
-    def _pays(self, now: Time, expect: Expect, advertised: int) -> bool:
+    def _pays(self, now: Time, stream: StreamId, region: RegionId, advertised: int) -> bool:
         """The switch rule, multiplied out: ahead of what the source last advertised by more than C / elapsed.
 
         Without a fixed C it scales with the rate seen since then, (advertised - horizon) / elapsed, which cancels.
         """
+        expect = self.expects[stream]
+        if expect.source is None or (region == self.streams[stream] and now >= expect.forgiven):
+            return True
         elapsed = now - expect.time
         if self.settings.c is None:
             return elapsed**2 > self.settings.c_scale * self.settings.period**2
         return (advertised - expect.horizon) * elapsed > self.settings.c
 
     def _refresh(self, now: Time, stream: StreamId, expect: Expect, advertised: int, own: int) -> list[Effect]:
-        """The source itself advertises. Only progress refreshes the time, or a stalled source would be kept (A1.24)."""
-        if advertised > expect.horizon:
-            expect.horizon, expect.time = advertised, now
+        """The source itself advertises. Only one that delivers is refreshed: a stalled one must not be kept (A1.24)."""
         stalled = advertised > own and own == expect.seen
         expect.seen = own
-        return [Send(expect.source or "", Subscribe(stream, own)), Report("resubscribed")] if stalled else []
+        if stalled:
+            return [Send(expect.source or "", Subscribe(stream, own)), Report("resubscribed")]
+        expect.horizon, expect.time = advertised, now
+        return []
 
     def _receive_events(self, now: Time, src: NodeId, know: Know) -> Effects:
         """addRemoteEvent of figure 1 (A1.16), for a run of events: accept what continues own progress."""

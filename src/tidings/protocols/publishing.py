@@ -308,9 +308,9 @@ class Publisher:
             oldest = next(iter(self.inflight))
             repeat, self.resent = self.resent != oldest, oldest
             return self._send_all() if repeat else NOTHING
-        self.failed = reason
+        self.failed = reason  # what is queued was never sent: the application may give it to another session
         self.inflight.clear()
-        self.queue.clear()
+        self.session = None
         return [Deliver(Failed(self.name, reason)), Report(f"publisher_{reason}")]
 
     def _send_new(self) -> Effects:

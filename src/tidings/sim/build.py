@@ -41,8 +41,8 @@ class Deployment:
         record: bool = True,
         check: bool = True,
         trace: bool = True,
-        chain: ChainSettings = ChainSettings(),
-        publish: PublishSettings = PublishSettings(),
+        chain: ChainSettings | None = None,
+        publish: PublishSettings | None = None,
     ) -> None:
         self.scenario = scenario
         self.seed = seed
@@ -63,7 +63,7 @@ class Deployment:
         self.recorder = Recorder(self.streams, self.region_of)
         if record:
             self.world.observers.append(self.recorder)
-        self.settings = _proxy_settings(scenario, chain, publish)
+        self.settings = _proxy_settings(scenario, chain or ChainSettings(), publish or PublishSettings())
         self._connect()
         for region in scenario.regions:
             self._populate(region)

@@ -66,7 +66,7 @@ class Recorder:
                 if isinstance(effect.message, Publish):
                     self._sent(effect.message)
             elif isinstance(effect, Persist) and isinstance(effect.record, Logged):
-                self._written(time, effect.record.record)
+                self._written(time, node, effect.record.record)
 
     def on_deliver(self, time: float, node: NodeId, incarnation: int, item: Any) -> None:
         """Receipts, acknowledgements, commits."""
@@ -143,10 +143,10 @@ class Recorder:
         else:
             self.sent.setdefault((*event, batch.first), (batch.rows.count, None))
 
-    def _written(self, time: float, record: Record) -> None:
+    def _written(self, time: float, node: NodeId, record: Record) -> None:
         for part in record.parts:
             stream = self.streams.get(part.stream)
-            if stream is not None and part.full:
+            if stream is not None and stream.region == self.region_of[node]:
                 self.arrived.setdefault((part.stream, part.lo), time)
                 for event, content in _owners(part.stream, part.rows, record):
                     self.sent.setdefault(event, (1, content))

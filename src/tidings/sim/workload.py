@@ -59,6 +59,7 @@ class Writer:
         old = self.client.publisher
         assert old is not None
         self.client.publisher = Publisher(old.name, old.membership, old.settings, self.rng.getrandbits(48))
+        self.client.publisher.queue = old.queue
         return self.client.publisher.start(now)[:-1]  # the timer of the old session goes on
 
     def _work(self, now: Time) -> Effects:

@@ -218,14 +218,14 @@ class World:
             host.disk = Disk(disk, drawn, self.queue, partial(Aside, self), partial(self._durable, host))
         self.hosts[name] = host
         if self._running:
-            self._listen()
+            self.listen()
             self._boot(host)
         return host
 
     def start(self) -> None:
         """Start all nodes, in the order they were added."""
         self._running = True
-        self._listen()
+        self.listen()
         for host in list(self.hosts.values()):
             if not host.incarnation and not host.removed and not self.failures:
                 self._boot(host)
@@ -384,7 +384,7 @@ class World:
         """Handle everything before ``until``; stops early at a failure. Python's garbage collector is off meanwhile."""
         collecting = gc.isenabled()
         gc.disable()
-        self._listen()
+        self.listen()
         self._looping = True
         try:
             if not self.failures:
@@ -400,7 +400,7 @@ class World:
                 gc.enable()
         self.now = self.failures[0].time if self.failures else max(self.now, until)
 
-    def _listen(self) -> None:
+    def listen(self) -> None:
         """Note which observers want which notices."""
         for hook in ("on_step", "on_deliver", "on_report", "on_durable"):
             hooks = [getattr(each, hook) for each in self.observers if hasattr(each, hook)]
