@@ -7,10 +7,10 @@ to the head. Guarantees, with any loss, doubling or overtaking of messages, and 
 * a committed record is never lost and never changes; the replicas commit the same records in the same order;
 * messages of an older epoch are refused, so a replica that was removed while it slept can commit nothing new.
 
-A removed replica cuts its log back to the commit point it knew and asks to be appended behind the tail. The tail
-feeds it (records, or a snapshot when those are trimmed); once it is level the tail *passes the token*: from then
-on it commits only what the newcomer acknowledges, and, when that is on its disk, asks the configuration service to
-make the newcomer the tail.
+A removed replica asks to be appended behind the tail, and cuts its log back to the commit point it knew. The tail
+feeds it (records, or a snapshot when those are trimmed); once it is nearly level the tail *passes the token*: from
+then on it commits only what the newcomer acknowledges, and, when that decision is on its disk and the newcomer holds
+all that is committed, it asks the configuration service to make the newcomer the tail.
 """
 
 from __future__ import annotations
@@ -137,10 +137,7 @@ class Installing:
         self.lsn = lsn
         self.spans: list[Span] = []
         self.index = 0  # of the piece expected next
-        self.token = 0  # of the last piece's Persist, once there
-
-    def next_piece(self, epoch: int) -> NextPiece:
-        return NextPiece(epoch, self.lsn, self.index)
+        self.waits = 0  # how often it was asked for in vain
 
 
 class Chain:
@@ -162,7 +159,8 @@ class Chain:
         self.sent: Lsn | None = None  # forwarded up to here; None until a joining successor said where it stands
         self.token_passed = False  # the joining replica commits, no longer this one
         self.promoting: int | None = None  # disk token of that decision, until it is durable
-        self.moved: Lsn | None = None  # what the last RetryTick saw
+        self.unsafe: int | None = None  # disk token of a cut or snapshot: nothing is acknowledged until it is durable
+        self.moved: tuple[Lsn, int] | None = None  # what the last RetryTick saw
         self.snapshot: tuple[Lsn, list[tuple[Span, ...]]] | None = None  # being sent
         self.fed: Lsn | None = None  # how far a joining successor has got: what follows is retained for it
         self.installing: Installing | None = None  # being received
@@ -260,9 +258,8 @@ class Chain:
         self.installing = None
         self.sent = None if new.successor(self.me) == new.joining else self.log.committed
         effects: list[Effect] = [Deliver(Reconfigured(new))]
-        if not self.active:
-            effects[:0] = self._cut_back()
         if self.is_joining:
+            effects[:0] = self._cut_back()
             effects.append(self._to_predecessor(Fetch(new.epoch, self.log.last)))
         elif self.is_tail and not self.token_passed:
             effects.extend(self._commit(self.durable))
@@ -271,13 +268,20 @@ class Chain:
         return effects
 
     def _cut_back(self) -> list[Effect]:
-        """Outside: void what is not known to be committed; what is left is a prefix of the tail's log."""
-        if self.log.last == self.log.committed:
-            return []
-        self.log.cut(self.log.committed)
-        self.durable = self.log.last
-        self.writing.clear()
-        return [self._persist(CutBack(self.log.last)), Report("cut_back")]
+        """Joining: void what is not known to be committed; what is left is a prefix of the tail's log.
+
+        A replica that was joining in this epoch or the one before has such a prefix already, and has acknowledged it.
+        """
+        epoch, joined = self.membership.epoch, self.log.joined_epoch
+        voided = 0 if joined and joined >= epoch - 1 else self.log.last - self.log.committed
+        if voided:
+            self.log.cut(self.log.committed)
+            self.durable = self.log.last
+            self.writing.clear()
+        self.log.joined_epoch = epoch
+        persist = self._persist(CutBack(self.log.last, epoch))
+        self.unsafe = persist.token
+        return [persist, Report("cut_back")] if voided else [persist]
 
     def _to_predecessor(self, message: Message) -> Send:
         predecessor = self.membership.predecessor(self.me)
@@ -305,7 +309,7 @@ class Chain:
                 effects.extend(self._store(record))
             elif record.lsn > self.log.last:  # a message was lost or overtaken
                 return [*effects, self._to_predecessor(Fetch(self.membership.epoch, self.log.last))]
-        return effects or [self._ack()]  # nothing new: the acknowledgement was lost, or is what is wanted
+        return effects or self._ack()  # nothing new: the acknowledgement was lost, or is what is wanted
 
     def _persisted(self, token: int) -> Effects:
         done = 0
@@ -317,14 +321,13 @@ class Chain:
         del self.writing[:done]
         if self.promoting is not None and self.promoting <= token:
             self.promoting = None
-            return [self._promote(), *self._forward()]
-        if self.installing is not None and 0 < self.installing.token <= token:
-            return self._install()
+        if self.unsafe is not None and self.unsafe <= token:
+            self.unsafe = None
         if self.is_joining:
-            return [self._ack()] if done else NOTHING
+            return self._ack()
         if self.is_tail and not self.token_passed:
             return self._commit(self.durable)
-        return self._forward()
+        return [*self._promote(), *self._forward()]
 
     def _forward(self) -> list[Effect]:
         to = self.membership.successor(self.me)
@@ -348,25 +351,36 @@ class Chain:
 
     # --- acknowledgements up the chain ----------------------------------------------------------------
 
-    def _ack(self) -> Send:
+    def _ack(self) -> list[Effect]:
+        if self.unsafe is not None:
+            return []
         lsn = self.durable if self.is_joining else self.log.committed
-        return self._to_predecessor(Ack(self.membership.epoch, lsn))
+        return [self._to_predecessor(Ack(self.membership.epoch, lsn))]
 
     def _receive_ack(self, src: NodeId, lsn: Lsn) -> Effects:
-        if src != self.membership.joining or self.token_passed:
+        if lsn > self.durable:
+            return [Report("bad_message")]  # nobody can hold what was never forwarded
+        if src != self.membership.joining:
             return self._commit(lsn)
         self.fed = lsn
+        if self.token_passed:
+            return [*self._commit(lsn), *self._promote()]
         if lsn + self.settings.level < self.log.committed:
             return self._forward()
-        self.token_passed = True  # the newcomer is level: this replica gives up committing by itself (A1.42)
+        self.token_passed = True  # the newcomer is nearly level: this replica gives up committing by itself (A1.42)
         self.log.token_epoch = self.membership.epoch
         persist = self._persist(TokenPassed(self.membership.epoch))
         self.promoting = persist.token
         return [Report("token_passed"), persist, *self._forward()]
 
-    def _promote(self) -> Send:
-        assert self.membership.joining is not None
-        return Send(self.service, Promote(self.membership.epoch, self.membership.joining))
+    def _promote(self) -> list[Effect]:
+        """Once the token is safely passed and the newcomer lacks nothing that is committed, it becomes the tail."""
+        joining = self.membership.joining
+        if not self.token_passed or self.promoting is not None or joining is None or self.fed is None:
+            return []
+        if self.fed < self.log.committed:
+            return []
+        return [Send(self.service, Promote(self.membership.epoch, joining))]
 
     def _commit(self, upto: Lsn) -> list[Effect]:
         effects: list[Effect] = []
@@ -378,7 +392,7 @@ class Chain:
         self.log.trim(self.retained())
         effects.extend(self._forward())  # the window has moved
         if not self.is_head:
-            effects.append(self._ack())
+            effects.extend(self._ack())
         return effects
 
     def retained(self) -> int:
@@ -391,17 +405,25 @@ class Chain:
     def _retry(self) -> list[Effect]:
         """Nothing has moved for a whole period: repeat what may have been lost."""
         at = self.log.last if self.is_joining else self.log.committed
-        stuck, self.moved = self.moved == at, at
-        effects: list[Effect] = []
+        seen = (at, self.installing.index if self.installing else 0)
+        stuck, self.moved = self.moved == seen, seen
+        effects = self._promote()
         if self.is_joining and stuck:
-            resume = self.installing.next_piece(self.membership.epoch) if self.installing else None
-            effects.append(self._to_predecessor(resume or Fetch(self.membership.epoch, at)))
-        elif self.token_passed and self.promoting is None:
-            effects.append(self._promote())
+            effects.append(self._to_predecessor(self._resume()))
         if self.active and stuck and self.sent is not None and self.sent > at:
             self.sent = at
             effects.extend([Report("retransmission"), *self._forward()])
         return effects
+
+    def _resume(self) -> Message:
+        """What a joining replica that gets nothing asks for: the next piece, or everything anew if nobody has it."""
+        epoch, arriving = self.membership.epoch, self.installing
+        if arriving is not None:
+            arriving.waits += 1
+            if arriving.waits <= 3:  # ours: a lost message is repeated, a predecessor that restarted has forgotten
+                return NextPiece(epoch, arriving.lsn, arriving.index)
+        self.installing = None
+        return Fetch(epoch, self.log.last)
 
     # --- snapshots ------------------------------------------------------------------------------------
 
@@ -417,23 +439,19 @@ class Chain:
             return NOTHING  # a late copy: this replica is past it
         if self.installing is None or self.installing.lsn != piece.lsn:
             self.installing = Installing(piece.lsn)
-        arriving = self.installing
-        if piece.index != arriving.index or arriving.token:
+        arriving, epoch = self.installing, self.membership.epoch
+        if piece.index != arriving.index:
             return NOTHING
         arriving.spans.extend(piece.spans)
         arriving.index += 1
+        arriving.waits = 0
         persist = self._persist(Installed(piece.lsn, piece.index, piece.spans, piece.last))
-        if piece.last:
-            arriving.token = persist.token
-            return [persist]
-        return [persist, self._to_predecessor(arriving.next_piece(self.membership.epoch))]
-
-    def _install(self) -> Effects:
-        """The whole snapshot is on disk: it replaces what this replica knew."""
-        assert self.installing is not None
-        self.log.install(self.installing.lsn, self.installing.spans)
+        if not piece.last:
+            return [persist, self._to_predecessor(NextPiece(epoch, piece.lsn, arriving.index))]
+        self.log.install(piece.lsn, arriving.spans)  # it replaces all this replica knew, here and now as on the disk
         self.writing.clear()
         self.durable = self.log.last
         self.installing = None
-        fetch = self._to_predecessor(Fetch(self.membership.epoch, self.log.last))
-        return [Deliver(Reconfigured(self.membership)), fetch, Report("snapshot_installed")]
+        self.unsafe = persist.token
+        fetch = self._to_predecessor(Fetch(epoch, self.log.last))
+        return [persist, Deliver(Reconfigured(self.membership)), fetch, Report("snapshot_installed")]

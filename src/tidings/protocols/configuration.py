@@ -76,7 +76,7 @@ class Configuration:
         self.settings = settings
         self.membership = durable[-1] if durable else initial
         self.deciding: Membership | None = None
-        self.heard: dict[NodeId, Time] = {}
+        self.heard: dict[NodeId, Time] = {}  # a replica not in it is heard from the moment it is looked for
         self.swept: Time = 0.0
 
     def start(self, now: Time) -> Effects:
@@ -132,11 +132,11 @@ class Configuration:
         return effects
 
     def _alive(self, now: Time, node: NodeId) -> bool:
-        return now - self.heard[node] <= self.settings.silence
+        return now - self.heard.setdefault(node, now) <= self.settings.silence
 
     def _forgive(self, now: Time) -> None:
         self.swept = now
-        self.heard = dict.fromkeys((*self.membership.replicas, self.membership.joining or ""), now)
+        self.heard.clear()
 
     def _lost(self, current: Membership, alive: list[NodeId]) -> list[Effect]:
         lost: list[Effect] = []
@@ -150,9 +150,6 @@ class Configuration:
         if self.deciding is not None:
             return []
         self.deciding = Membership(self.membership.region, self.membership.epoch + 1, replicas, joining)
-        for node in (*replicas, joining):
-            if node is not None:
-                self.heard.setdefault(node, self.swept)
         return [Persist(self.deciding, self.deciding.epoch)]
 
     def _announce(self) -> list[Effect]:

@@ -311,12 +311,13 @@ class InterRegion:
         return (advertised - expect.horizon) * elapsed > self.settings.c
 
     def _refresh(self, now: Time, stream: StreamId, expect: Expect, advertised: int, own: int) -> list[Effect]:
-        """The source itself advertises. Only one that delivers is refreshed: a stalled one must not be kept (A1.24)."""
+        """The source itself advertises. Only one that gets on and delivers is refreshed: others are left (A1.24)."""
         stalled = advertised > own and own == expect.seen
         expect.seen = own
         if stalled:
             return [Send(expect.source or "", Subscribe(stream, own)), Report("resubscribed")]
-        expect.horizon, expect.time = advertised, now
+        if advertised > expect.horizon:
+            expect.horizon, expect.time = advertised, now
         return []
 
     def _receive_events(self, now: Time, src: NodeId, know: Know) -> Effects:

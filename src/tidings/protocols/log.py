@@ -50,9 +50,10 @@ class Logged(Value, frozen=True, gc=False):
 
 
 class CutBack(Value, frozen=True, gc=False):
-    """On disk: everything above ``lsn`` is void."""
+    """On disk: everything above ``lsn`` is void, because the replica joins the chain of ``epoch`` from there."""
 
     lsn: Lsn
+    epoch: int
 
 
 class Installed(Value, frozen=True, gc=False):
@@ -78,6 +79,7 @@ class Log:
 
     def __init__(self, make_history: MakeHistory, streams: Iterable[StreamId]) -> None:
         self.token_epoch = 0  # the last epoch in which this replica passed the tail's token on
+        self.joined_epoch = 0  # the last epoch in which it was joining: its log was a prefix of the tail's
         self._make_history = make_history
         self._streams = tuple(streams)
         self.histories: dict[StreamId, History] = {}
@@ -182,10 +184,11 @@ class Log:
                 case Logged(record, known):
                     log.append(record)
                     committed = max(committed, known)
-                case CutBack(lsn):
+                case CutBack(lsn, epoch):
                     while log.committed < min(committed, lsn):
                         log.commit_next()
                     log.cut(lsn)
+                    log.joined_epoch = epoch
                 case TokenPassed(epoch):
                     log.token_epoch = epoch
                 case Installed(lsn, index, spans, last):

@@ -17,7 +17,7 @@ from tidings.core.errors import AsofGone, NotYet
 from tidings.core.gc import GcPolicy, due_before
 from tidings.core.history import History
 from tidings.core.ids import NodeId, RegionId, StreamId, is_internal
-from tidings.core.rows import CountedRows, Origin, Rows, before_rows
+from tidings.core.rows import ROW_SCHEMA, ArrowRows, CountedRows, Origin, Rows, before_rows
 from tidings.core.span import Span
 from tidings.core.ticks import HybridClock
 from tidings.protocols.chain import (
@@ -68,6 +68,7 @@ from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Answer, Done, Gone, Know, Read
 from tidings.protocols.publishing import (
     PUBLISHERS,
+    REMEMBERED,
     Batch,
     NotHead,
     OpenSession,
@@ -160,6 +161,7 @@ class Proxy:
         self.clocks = {s.name: HybridClock(s.number) for s in streams if s.region == region}
         self.led: Lsn | None = None  # as head: the last record this replica did not number itself
         self.waiting: dict[Lsn, list[tuple[NodeId, Message]]] = {}  # answers owed when a record is committed
+        self.barrier: Lsn = 0  # the newest record that was written only to see whether this is still the head
 
     # --- the boundary -------------------------------------------------------------------------------
 
@@ -238,6 +240,7 @@ class Proxy:
             self._take_the_lead()
         elif not self.chain.is_head:
             self.led = None
+            self.barrier = 0
             self.waiting.clear()
         return self.inter_region.reconfigure(now, membership, self.chain.is_head, self.chain.is_tail)
 
@@ -264,27 +267,53 @@ class Proxy:
         return self._publish(now, src, message)
 
     def _open_session(self, now: Time, src: NodeId, message: OpenSession) -> Effects:
+        if self.chain.busy:
+            return [Report("publish_busy")]
         entry = self.publishers.open(now, message.publisher, message.nonce, self.log.last + 1)
         if entry is None:
             known = self.publishers.entries[message.publisher]
+            if known.nonce != message.nonce:
+                return [Report("late_opening")]
             return self._answer(src, known.opened, SessionOpened(message.nonce, known.session))
         effects = self._append(now, [], message.publisher)
         return [*effects, *self._answer(src, self.log.last, SessionOpened(message.nonce, entry.session))]
 
     def _publish(self, now: Time, src: NodeId, batch: Publish) -> Effects:
-        stream = self.streams.get(batch.stream)
         verdict = self.publishers.judge(now, batch)
-        if stream is None or stream.region != self.region:
-            verdict = "stream"
-        elif verdict == "new" and self.chain.busy:
-            verdict = "busy"
+        if verdict == "new":
+            verdict = "busy" if self.chain.busy else self._fits(batch)
         if isinstance(verdict, Batch):
             again = Published(batch.session, batch.first, verdict.lo, verdict.lo + verdict.count)
             across = [Report("retry_across_failover")] if verdict.lsn <= (self.led or 0) else []
             return [Report("duplicate_publish"), *across, *self._answer(src, verdict.lsn, again)]
-        if verdict != "new":
-            return [Send(src, Rejected(batch.session, batch.first, verdict)), Report(f"publish_{verdict}")]
-        return self.add_local_event(now, src, batch)
+        if verdict == "new":
+            return self.add_local_event(now, src, batch)
+        rejected = Rejected(batch.session, batch.first, verdict)
+        if verdict in REMEMBERED:
+            return [*self._answer_as_head(now, src, rejected), Report(f"publish_{verdict}")]
+        return [Send(src, rejected), Report(f"publish_{verdict}")]
+
+    def _fits(self, batch: Publish) -> str:
+        """Whether a new batch can become part of its stream; what cannot must not reach the log."""
+        stream = self.streams.get(batch.stream)
+        if stream is None or stream.region != self.region:
+            return "stream"
+        if isinstance(batch.rows, CountedRows):
+            fits = batch.rows.size == stream.counted and batch.rows.count > 0
+        else:
+            assert isinstance(batch.rows, ArrowRows)
+            fits = not stream.counted and batch.rows.count > 0 and batch.rows.batch.schema.equals(ROW_SCHEMA)
+        return "new" if fits else "rows"
+
+    def _answer_as_head(self, now: Time, to: NodeId, answer: Message) -> list[Effect]:
+        """Answer for good only once a record written now is committed: a head that was replaced knows too little."""
+        effects: list[Effect] = []
+        if self.barrier <= self.log.committed:
+            if self.chain.busy:
+                return []  # asked again later
+            effects = self._append(now, [], None)
+            self.barrier = self.log.last
+        return [*effects, *self._answer(to, self.barrier, answer)]
 
     def add_local_event(self, now: Time, src: NodeId, batch: Publish) -> list[Effect]:
         """Number a new batch, write it with its publisher's entry, owe the answer (A1.15)."""

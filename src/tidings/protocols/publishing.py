@@ -91,11 +91,18 @@ class NotHead(Message, frozen=True, gc=False):
 
 
 class Rejected(Message, frozen=True, gc=False):
-    """The batch that began with ``first`` was not taken. ``reason``: fenced, gap, busy, repacked, expired, stream."""
+    """The batch that began with ``first`` was not taken.
+
+    ``reason``: gap, busy (the same batch may be taken later); stream, rows (does not fit), or one of REMEMBERED.
+    """
 
     session: int
     first: int
     reason: str
+
+
+REMEMBERED = frozenset({"fenced", "expired", "repacked"})
+"""Reasons for which a session ends that follow from what the head remembers: it must be sure to be the head."""
 
 
 class Batch(Value, frozen=True, gc=False):
@@ -117,6 +124,7 @@ class Entry(Value, frozen=True, gc=False):
     next: int
     recent: tuple[Batch, ...]
     at: float
+    past: tuple[int, ...] = ()  # nonces of older sessions: a late copy of their opening must not fence this one
 
 
 class PublishSettings(Value, frozen=True, gc=False):
@@ -126,6 +134,7 @@ class PublishSettings(Value, frozen=True, gc=False):
     retry: float = 0.3
     queue: int = 256  # batches a publisher holds before it says so
     ttl: float = 3600.0
+    past: int = 8  # openings remembered
 
 
 class Publishers:
@@ -150,12 +159,13 @@ class Publishers:
         self.entries = {name: entry for name, entry in self.entries.items() if now - entry.at <= self.settings.ttl}
 
     def open(self, now: Time, publisher: str, nonce: int, lsn: Lsn) -> Entry | None:
-        """The entry of a new session, or None if this very opening is already there."""
+        """The entry of a new session, or None if this opening, or a later one, is already there."""
         known = self.entries.get(publisher)
-        if known is not None and known.nonce == nonce:
+        if known is not None and (known.nonce == nonce or nonce in known.past):
             return None
         session = max(known.session + 1 if known else 1, int(now * 1e6))  # by the clock: also above expired ones
-        self.entries[publisher] = entry = Entry(session, nonce, lsn, 1, (), now)
+        past = (*known.past, known.nonce)[-self.settings.past :] if known else ()
+        self.entries[publisher] = entry = Entry(session, nonce, lsn, 1, (), now, past)
         return entry
 
     def judge(self, now: Time, batch: Publish) -> Batch | str:
@@ -163,8 +173,10 @@ class Publishers:
         entry = self.entries.get(batch.publisher)
         if entry is None:
             return "expired"
-        if batch.session != entry.session:
+        if batch.session < entry.session:
             return "fenced"
+        if batch.session > entry.session:
+            return "busy"  # opened at a head that knows more than this one
         if batch.first > entry.next:
             return "gap"
         if batch.first == entry.next:
@@ -178,7 +190,7 @@ class Publishers:
         """Remember a new batch; returns the publisher's entry, to be written with it."""
         old = self.entries[batch.publisher]
         recent = (*old.recent, Batch(batch.first, batch.rows.count, batch.stream, lo, lsn))[-self.settings.window :]
-        entry = Entry(old.session, old.nonce, old.opened, batch.first + batch.rows.count, recent, now)
+        entry = Entry(old.session, old.nonce, old.opened, batch.first + batch.rows.count, recent, now, old.past)
         self.entries[batch.publisher] = entry
         return entry
 
@@ -279,7 +291,7 @@ class Publisher:
         return self._send_all() if moved else NOTHING
 
     def _post(self, stream: StreamId, rows: Rows) -> Effects:
-        if len(self.queue) >= self.settings.queue or self.failed:
+        if len(self.queue) >= self.settings.queue or self.failed or rows.count == 0:
             return [Report("post_refused")]
         self.queue.append((stream, rows))
         return self._send_new()
