@@ -48,19 +48,20 @@ def simulated(seed: int, violations: list[str]) -> dict[str, Any]:
 
 
 def test_sim_takes_the_scenarios_seed_unless_told_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = SimpleNamespace(run_scenario=lambda scenario, seed, record_dir: simulated(seed, []))
+    fake = SimpleNamespace(run_scenario=lambda scenario, seed, record, progress: simulated(seed, []))
     monkeypatch.setitem(sys.modules, "tidings.sim.run", fake)
-    assert json.loads(run("sim", SCENARIO, "--json").stdout)["seed"] == 7
+    assert json.loads(run("sim", SCENARIO, "--json").stdout)["seed"] == 0
     assert json.loads(run("sim", SCENARIO, "--json", "--seed", "3").stdout)["seed"] == 3
     assert "12,345" in run("sim", SCENARIO).stdout
 
 
 def test_sim_with_a_violation_is_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = SimpleNamespace(run_scenario=lambda scenario, seed, record_dir: simulated(seed, ["order: broken"]))
+    fake = SimpleNamespace(run_scenario=lambda scenario, seed, record, progress: simulated(seed, ["order: broken"]))
     monkeypatch.setitem(sys.modules, "tidings.sim.run", fake)
     result = run("sim", SCENARIO)
     assert result.exit_code == 3
     assert "VIOLATION order: broken" in result.stdout
+    assert f"replay: tidings sim {SCENARIO} --seed 0" in result.stdout
 
 
 def test_check_prints_the_command_that_replays_a_violation(lab: Any) -> None:

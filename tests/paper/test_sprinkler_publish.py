@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from paper.rig import Owner
 from tidings.core.rows import CountedRows, data_rows
 from tidings.protocols.kernel import Deliver, Received, Send
@@ -104,7 +102,6 @@ def test_a1_41_a_head_that_can_commit_nothing_refuses_nobody_for_good() -> None:
     assert owner.hears(opened_there) == []
 
 
-@pytest.mark.xfail(reason="an answer keeps the publisher at a head that can do nothing for it")
 def test_a1_41_a_head_that_can_commit_nothing_keeps_no_publisher() -> None:
     owner = Owner(replicas=("y0", "y1"))  # it has p's older session; the newer one was opened elsewhere
     assert owner.hears(Publish("s", "p", 10**12, 1, CountedRows(1, 2, 10))) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidings.core.errors import BadInput
-from tidings.sim.scenario import Cut, Heal, Scenario, load
+from tidings.sim.scenario import Cut, Heal, Kill, Restart, Scenario, load
 from tidings.sim.toml import locate
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -88,10 +88,11 @@ def test_every_scenario_we_ship_is_valid(path: Path) -> None:
 
 def test_the_link_cut_is_the_one_of_the_paper() -> None:
     scenario = load(SCENARIOS / "sprinkler-link-cut.toml")
-    assert scenario.faults == (Cut(at=19, a="r2", b="r3"), Heal(at=41, a="r2", b="r3"))
+    kill, restart = Kill(at=30, node="r1/p0"), Restart(at=35, node="r1/p0")
+    assert scenario.faults == (Cut(at=19, a="r2", b="r3"), kill, restart, Heal(at=41, a="r2", b="r3"))
     assert scenario.link("r2", "r3").latency == 0.015
     assert [region.replicas for region in scenario.regions] == [3, 3, 3, 3]
-    assert all(math.isclose(each.batch / each.rate, 0.01) for each in scenario.publishers)
+    assert all(math.isclose(each.batch / each.rate, 0.05) for each in scenario.publishers)
 
 
 @pytest.mark.parametrize(

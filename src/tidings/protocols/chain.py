@@ -160,9 +160,10 @@ class Chain:
         self.token_passed = False  # the joining replica commits, no longer this one
         self.promoting: int | None = None  # disk token of that decision, until it is durable
         self.unsafe: int | None = None  # disk token of a cut or snapshot: nothing is acknowledged until it is durable
-        self.moved: tuple[Lsn, int] | None = None  # what the last RetryTick saw
+        self.moved: tuple[Lsn, int] | None = None  # what the last RetryTick saw waiting
         self.snapshot: tuple[Lsn, list[tuple[Span, ...]]] | None = None  # being sent
         self.fed: Lsn | None = None  # how far a joining successor has got: what follows is retained for it
+        self.held: Lsn = -1  # what it has acknowledged to hold durably
         self.installing: Installing | None = None  # being received
 
     # --- what the layers above ask ------------------------------------------------------------------
@@ -255,6 +256,7 @@ class Chain:
         self.moved = None
         self.snapshot = None
         self.fed = None
+        self.held = -1
         self.installing = None
         self.sent = None if new.successor(self.me) == new.joining else self.log.committed
         effects: list[Effect] = [Deliver(Reconfigured(new))]
@@ -362,7 +364,7 @@ class Chain:
             return [Report("bad_message")]  # nobody can hold what was never forwarded
         if src != self.membership.joining:
             return self._commit(lsn)
-        self.fed = lsn
+        self.fed = self.held = lsn
         if self.token_passed:
             return [*self._commit(lsn), *self._promote()]
         if lsn + self.settings.level < self.log.committed:
@@ -376,9 +378,7 @@ class Chain:
     def _promote(self) -> list[Effect]:
         """Once the token is safely passed and the newcomer lacks nothing that is committed, it becomes the tail."""
         joining = self.membership.joining
-        if not self.token_passed or self.promoting is not None or joining is None or self.fed is None:
-            return []
-        if self.fed < self.log.committed:
+        if not self.token_passed or self.promoting is not None or joining is None or self.held < self.log.committed:
             return []
         return [Send(self.service, Promote(self.membership.epoch, joining))]
 
@@ -406,11 +406,12 @@ class Chain:
         """Nothing has moved for a whole period: repeat what may have been lost."""
         at = self.log.last if self.is_joining else self.log.committed
         seen = (at, self.installing.index if self.installing else 0)
-        stuck, self.moved = self.moved == seen, seen
+        waiting = self.is_joining or (self.sent is not None and self.sent > at)
+        stuck, self.moved = waiting and self.moved == seen, seen if waiting else None
         effects = self._promote()
-        if self.is_joining and stuck:
+        if stuck and self.is_joining:
             effects.append(self._to_predecessor(self._resume()))
-        if self.active and stuck and self.sent is not None and self.sent > at:
+        elif stuck:
             self.sent = at
             effects.extend([Report("retransmission"), *self._forward()])
         return effects

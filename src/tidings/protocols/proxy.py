@@ -288,6 +288,8 @@ class Proxy:
             return [Report("duplicate_publish"), *across, *self._answer(src, verdict.lsn, again)]
         if verdict == "new":
             return self.add_local_event(now, src, batch)
+        if verdict == "ahead":
+            return [Report("publish_ahead")]
         rejected = Rejected(batch.session, batch.first, verdict)
         if verdict in REMEMBERED:
             return [*self._answer_as_head(now, src, rejected), Report(f"publish_{verdict}")]

@@ -176,7 +176,7 @@ class Publishers:
         if batch.session < entry.session:
             return "fenced"
         if batch.session > entry.session:
-            return "busy"  # opened at a head that knows more than this one
+            return "ahead"  # opened at a head that knows more than this one: whoever asks should look for that
         if batch.first > entry.next:
             return "gap"
         if batch.first == entry.next:
@@ -261,7 +261,7 @@ class Publisher:
         self.batches = 0  # sent in this session
         self.resent: int | None = None  # the oldest unanswered batch when a gap last made this end repeat
         self.asked: NodeId = membership.head
-        self.heard = True  # somebody has answered since the last tick
+        self.heard = True  # the replica asked has been of use since the last tick
         self.oldest: int | None = 0  # what the last tick found waiting longest; 0: the session
 
     def start(self, now: Time) -> Effects:
@@ -299,12 +299,13 @@ class Publisher:
     def _receive(self, message: Message) -> Effects:
         if isinstance(message, NotHead):
             return self.learn(message.membership)
-        self.heard = True
         match message:
             case SessionOpened(nonce, session) if nonce == self.nonce and self.session is None:
+                self.heard = True
                 self.session = session
                 return self._send_new()
             case Published(session, first, lo, hi) if session == self.session and first in self.inflight:
+                self.heard = True
                 batch = self.inflight.pop(first)
                 del self.ordinals[first]
                 acked = Acked(batch.stream, self.name, session, first, lo, hi)
