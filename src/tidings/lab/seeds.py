@@ -30,7 +30,7 @@ from tidings.sim.scenario import Scenario
 
 SECONDS = 24.0
 HEAL = 17.0
-EVENTS = 2_600  # nominal, so that at least 2,000 are published whatever breaks
+EVENTS = 3_200  # nominal, so that at least 2,000 are published whatever breaks
 LONG = 6.0  # seconds of an aimed outage: far beyond the 1.5 s of silence after which a replica is removed
 TTL = 3600.0
 

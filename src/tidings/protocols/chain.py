@@ -2,7 +2,8 @@
 
 The head appends records; a replica forwards a record only when it has it on disk, so a successor's log is a
 prefix of its predecessor's, on disk too. The tail commits what it holds durably; its acknowledgement runs back
-to the head. Guarantees, with any loss, doubling or overtaking of messages, and while one replica keeps its disk:
+to the head. Guarantees, with any loss, doubling or overtaking of messages, and while one replica keeps its disk (one
+that has lost its disk comes back under a new name):
 
 * a committed record is never lost and never changes; the replicas commit the same records in the same order;
 * messages of an older epoch are refused, so a replica that was removed while it slept can commit nothing new.
@@ -325,8 +326,8 @@ class Chain:
             self.promoting = None
         if self.unsafe is not None and self.unsafe <= token:
             self.unsafe = None
-        if self.is_joining:
-            return self._ack()
+        if self.is_joining:  # what is on this disk is on those of all who came before
+            return (self._commit(self.durable) if self.unsafe is None else []) or self._ack()
         if self.is_tail and not self.token_passed:
             return self._commit(self.durable)
         return [*self._promote(), *self._forward()]

@@ -85,6 +85,7 @@ class Client:
         self.rng = rng
         self.views = Views(me, region, settings.views, rng, membership)
         self.pull = PullClient(me, settings.pull, self.views, rng, streams)
+        self._known = self.pull.streams.get
         self.publisher = publisher
         self.reading: Read | None = None
         self.generation = 0
@@ -97,8 +98,9 @@ class Client:
         what: object = input
         if type(input) is Received:
             what = input.message
-            if type(what) is Offer:  # most of all inputs
-                return self.pull.handle(now, input)
+            if type(what) is Offer:  # most of all inputs, and most of them are no news
+                state = self._known(what.stream)
+                return NOTHING if state and what.horizon <= state.next else self.pull.handle(now, input)
         elif type(input) is Expired:
             what = input.timer
         kind = type(what)
@@ -129,7 +131,7 @@ class Client:
     def _read(self, what: object) -> Effects:
         match what:
             case ReadAsOf(stream, lo, hi, asof):
-                self.reading = Read(stream, lo, hi, asof)
+                self.reading = Read(stream, lo, hi, max(lo, asof))  # nothing below lo collects anything in [lo, hi)
                 return self._ask()
             case ReadTick(generation) if self.reading is not None and generation == self.generation:
                 return self._ask()

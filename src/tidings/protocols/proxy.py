@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from tidings.core.errors import AsofGone, NotYet
 from tidings.core.gc import GcPolicy, due_before
 from tidings.core.history import History
-from tidings.core.ids import NodeId, RegionId, StreamId, is_internal
+from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_internal
 from tidings.core.rows import ROW_SCHEMA, ArrowRows, CountedRows, Origin, Rows, before_rows
 from tidings.core.span import Span
 from tidings.core.ticks import HybridClock
@@ -288,8 +288,6 @@ class Proxy:
             return [Report("duplicate_publish"), *across, *self._answer(src, verdict.lsn, again)]
         if verdict == "new":
             return self.add_local_event(now, src, batch)
-        if verdict == "ahead":
-            return [Report("publish_ahead")]
         rejected = Rejected(batch.session, batch.first, verdict)
         if verdict in REMEMBERED:
             return [*self._answer_as_head(now, src, rejected), Report(f"publish_{verdict}")]
@@ -346,7 +344,7 @@ class Proxy:
 
     def _read(self, src: NodeId, read: Read) -> Effects:
         history = self.log.histories.get(read.stream)
-        if history is None or is_internal(read.stream):
+        if history is None or is_internal(read.stream) or not FIRST <= read.lo < read.hi:
             return [Report("bad_message")]
         try:
             return [Send(src, Answer(history.rows(read.lo, read.hi, read.asof)))]

@@ -173,10 +173,8 @@ class Publishers:
         entry = self.entries.get(batch.publisher)
         if entry is None:
             return "expired"
-        if batch.session < entry.session:
+        if batch.session != entry.session:
             return "fenced"
-        if batch.session > entry.session:
-            return "ahead"  # opened at a head that knows more than this one: whoever asks should look for that
         if batch.first > entry.next:
             return "gap"
         if batch.first == entry.next:

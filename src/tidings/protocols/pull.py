@@ -461,7 +461,7 @@ class PullClient:
         effects: list[Effect] = []
         wait = self.settings.fallback
         slack = wait / 8  # ours: so much early or late is the same, and no timer is set for an instant
-        left = state.since + wait - now
+        left = min(state.since + wait - now, wait)  # no longer, even if the clock was set back
         if left > slack:
             wait = left
         else:

@@ -24,8 +24,9 @@ Entry: TypeAlias = tuple[float, Any, Any, int]
 """(time, target, input, tag); what the last three mean is the business of the world."""
 
 TIME = itemgetter(0)
-WIDTH = 2.0**-11
-"""Seconds per bucket; ours, because half the shortest usual latency (1 ms, SP3) keeps messages out of the open one."""
+WIDTH = 2.0**-13
+"""Seconds per bucket; ours, because an eighth of the shortest usual latency (1 ms, SP3) keeps messages out of the open
+one, and the few that must enter it find it short."""
 
 
 class Far(dict[float, list[Entry]]):
