@@ -61,7 +61,7 @@ GOALS = {
 
 NEVER_CALM = (
     *("retransmission", "gap_asked", "resubscribed", "old_epoch_refused", "chain_message_ignored", "cut_back"),
-    *("duplicate_publish", "publish_gap", "contradiction", "bad_message", "held_overflow", "source_switch"),
+    *("duplicate_publish", "publish_gap", "contradiction", "bad_message", "held_overflow"),
 )
 """Repairs that a run without faults has no reason for."""
 FAULTS = ("loss", "duplication", "reordering", "jitter", "partition", "one_way", "cut", "pause", "crash", "restart")
@@ -142,7 +142,9 @@ def _demand(deployment: Deployment, plan: Plan, events: list[FaultEvent]) -> Non
     if plan.mood == "calm":
         for name in NEVER_CALM:
             note("calm", name, reports.get(name, 0), 0)
-        note("calm", "latency_s", _latency(deployment), 1.0)
+        foreign = len(deployment.replicas) * (len(deployment.replicas) - 1)
+        note("calm", "source_switch", reports.get("source_switch", 0), foreign)  # from the first heard to the owner
+        note("calm", "latency_s", _latency(deployment), 1.5)  # a client that hears nothing probes after a second
     if plan.mood != "swarm":
         note("run", "stall_s", _stall(deployment), LONG - 1.0 if plan.mood == "aimed" else 1.5)
 

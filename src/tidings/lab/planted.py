@@ -43,8 +43,8 @@ CHAIN = (
     Mutant(
         "tail-commits-before-persist",
         "protocols.chain",
-        "            return self._commit(self.durable)\n        return self._forward()",
-        "            return self._commit(self.log.last)\n        return self._forward()",
+        "if self.is_tail and not self.token_passed:\n            return self._commit(self.durable)",
+        "if self.is_tail and not self.token_passed:\n            return self._commit(self.log.last)",
         "the tail commits what is still on its way to its disk",
     ),
     Mutant(
@@ -64,13 +64,6 @@ CHAIN = (
         "records of an older epoch are stored, whoever sends them",
     ),
     Mutant(
-        "older-configuration-followed",
-        "protocols.chain",
-        "if new.epoch <= old.epoch or (",
-        "if new.epoch == old.epoch or (",
-        "a replica falls back to a configuration that has been replaced",
-    ),
-    Mutant(
         "cut-back-forgotten",
         "protocols.chain",
         "effects[:0] = self._cut_back()",
@@ -80,16 +73,30 @@ CHAIN = (
     Mutant(
         "cut-back-too-far",
         "protocols.chain",
-        "self._persist(CutBack(self.log.last))",
-        "self._persist(CutBack(self.log.last - 1))",
+        "CutBack(self.log.last, ",
+        "CutBack(self.log.last - 1, ",
         "the disk is told to void the last committed record, too",
     ),
     Mutant(
         "token-passed-too-early",
         "protocols.chain",
-        "if lsn + self.settings.level < self.log.committed:",
-        "if lsn < 0:",
-        "a joining replica becomes the tail however far behind it is",
+        "return self._receive_fetch(src, after)",
+        "return [*self._receive_fetch(src, after), *self._receive_ack(src, self.log.committed)]",
+        "a joining replica gets the token when it asks for records, not when it has them",
+    ),
+    Mutant(
+        "promoted-before-level",
+        "protocols.chain",
+        " or self.held < self.log.committed:",
+        ":",
+        "a joining replica becomes the tail while it lacks some of what is committed",
+    ),
+    Mutant(
+        "snapshot-acknowledged-early",
+        "protocols.chain",
+        "self.unsafe = persist.token\n        fetch",
+        "fetch",
+        "a joining replica acknowledges a snapshot that its disk does not hold yet",
     ),
     Mutant(
         "commit-after-token",
@@ -108,7 +115,7 @@ CHAIN = (
     Mutant(
         "lost-ack-not-repeated",
         "protocols.chain",
-        "return effects or [self._ack()]",
+        "return effects or self._ack()",
         "return effects",
         "a replica does not acknowledge again what its predecessor sends again",
     ),
@@ -163,8 +170,8 @@ CONFIGURATION = (
     Mutant(
         "silent-replica-kept",
         "protocols.configuration",
-        "return now - self.heard[node] <= self.settings.silence",
-        "return True",
+        "<= self.settings.silence",
+        "<= 3600.0",
         "nobody is ever removed, so a dead replica stops its chain",
     ),
     Mutant(

@@ -438,7 +438,7 @@ class PullClient:
         membership = self.views.membership
         if membership.epoch != self._epoch:
             self._epoch, self._turn = membership.epoch, 0
-        return membership.replicas[-1 - self._turn % len(membership.replicas)]
+        return self.views.contacts[self._turn % len(self.views.contacts)]
 
     # --- timers -----------------------------------------------------------------------------------------
 
@@ -494,8 +494,8 @@ class PullClient:
             self._news, self._wait = False, self.settings.probe
         else:
             self._probes += 1
-            replicas = self.views.membership.replicas
-            proxy = replicas[-1 - self._probes // 2 % len(replicas)]
+            contacts = self.views.contacts
+            proxy = contacts[self._probes // 2 % len(contacts)]
             to = proxy if self._probes % 2 or not neighbours else self.rng.choice(neighbours)
             effects.append(Send(to, Probe()))
             self._wait = min(2 * self._wait, self.settings.probe_max)

@@ -68,6 +68,11 @@ class ViewsSettings(Value, frozen=True, gc=False):
     exchange: int = 8  # entries in a swap (E3: 3-8)
 
 
+CONTACTS = 8
+"""Replicas a client remembers, former ones included: ours, because those in force may all be silent when it has missed
+the change, and a former one that lives knows better."""
+
+
 class Views:
     """One member's view. A ``replica`` of the proxy gossips while it is the tail and otherwise only answers.
 
@@ -90,6 +95,7 @@ class Views:
         self.rng = rng
         self.replica = replica
         self._membership = membership
+        self.contacts = tuple(reversed(membership.replicas))  # whom to ask for the proxy: the tail first, old ones last
         self._ages: dict[NodeId, int] = {}  # the view
         self._partner: NodeId | None = None  # asked in the last round, has not answered
         self._sent: list[NodeId] = []  # entries given to the partner: its answer takes their places
@@ -132,6 +138,9 @@ class Views:
             return False
         self._greet |= membership.tail != self._membership.tail
         self._membership = membership
+        current = tuple(reversed(membership.replicas))
+        former = tuple([node for node in self.contacts if node not in current])
+        self.contacts = (*current, *former)[: max(len(current), CONTACTS)]
         self._turn = 0
         for replica in membership.replicas[:-1]:
             self._ages.pop(replica, None)
@@ -179,9 +188,9 @@ class Views:
         to_proxy = self._greet or self._rounds % self.settings.proxy_every == 0
         self._greet = False
         silent, self._partner = self._partner, None
-        if silent is not None and silent in self._membership.replicas:
+        if silent is not None and silent in self.contacts:
             self._turn += 1
-            to_proxy |= self._turn % len(self._membership.replicas) > 0  # once round, then the peers again
+            to_proxy |= self._turn % len(self.contacts) > 0  # once round, then the peers again
         if silent is not None and self.settings.rule == "swap":
             self._ages.pop(silent, None)
         self._ages = {member: age + 1 for member, age in self._ages.items() if age + 1 < self._old}
@@ -198,7 +207,7 @@ class Views:
 
     def _choose(self, to_proxy: bool) -> NodeId | None:
         """The proxy when it is its turn, else a random neighbour (a swap asks the oldest: dead ones go first)."""
-        others = [n for n in reversed(self._membership.replicas) if n != self.me]
+        others = [n for n in self.contacts if n != self.me]
         speaker = others[self._turn % len(others)] if others else None
         if not self._neighbours or (to_proxy and not self.is_proxy):
             return None if self.is_proxy else speaker
