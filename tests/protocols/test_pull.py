@@ -247,12 +247,12 @@ def test_only_one_request_to_the_proxy_is_outstanding_and_the_next_goes_to_the_n
     client = Client()
     client.hears("a", offer(5), now=0.0)
     now, asked = 0.0, []
-    for generation in range(1, 40):
+    for generation in range(1, 60):
         now += 0.1
         effects = client.ticks(FallbackTick("s", generation), now)
         asked += [(round(now, 1), e.to) for e in effects if isinstance(e, Send)]
-    assert asked == [(0.1, "tail"), (1.1, "head"), (3.1, "tail")]  # patience doubles
-    assert Send("head", want(1, 5)) not in client.hears("tail", know(span(1, 5)), now=4.0)
+    assert asked == [(0.1, "tail"), (1.1, "head"), (2.1, "tail"), (4.1, "head")]  # patience doubles when all were asked
+    assert Send("head", want(1, 5)) not in client.hears("tail", know(span(1, 5)), now=6.0)
 
 
 def test_an_answer_of_the_proxy_restores_the_patience_with_it() -> None:

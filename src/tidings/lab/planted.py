@@ -244,11 +244,13 @@ PUBLISHING = (
         "a repeated batch is published again",
     ),
     Mutant(
-        "gap-taken-as-new",
+        "batches-taken-as-they-come",
         "protocols.publishing",
         "if batch.first > entry.next:",
-        "if batch.first > entry.next + 1000:",
-        "a batch is taken although an earlier one is missing; its retry is lost",
+        "if all(known.first != batch.first for known in entry.recent):\n"
+        '            return "new"\n'
+        "        if batch.first > entry.next:",
+        "repetitions are recognised, but a batch may overtake an earlier one of its publisher",
     ),
     Mutant(
         "retry-repacked",
@@ -357,6 +359,13 @@ PULL = (
         "of the spans held back the last one is delivered first",
     ),
     Mutant(
+        "delivered-in-reverse",
+        "protocols.pull",
+        "effects.append(Deliver(span))",
+        "effects.insert(0, Deliver(span))",
+        "spans that become ready together are handed over last first",
+    ),
+    Mutant(
         "held-released-early",
         "protocols.pull",
         "if not self.held or self.held[0].lo > self.horizon:",
@@ -414,13 +423,6 @@ VIEWS = (
         "entries.insert(0, (self.me, 0))",
         "pass",
         "a member that exchanges entries does not offer itself",
-    ),
-    Mutant(
-        "silent-partner-kept",
-        "protocols.views",
-        "self._ages.pop(silent, None)",
-        "pass",
-        "a member that has left stays in the view, and is asked again and again",
     ),
     Mutant(
         "older-membership-adopted",
@@ -504,13 +506,6 @@ HISTORY = (
         "self._store.append(span, claim, self.low)",
         "self._store.append(span, None, self.low)",
         "an older row of the same key stays",
-    ),
-    Mutant(
-        "purge-ignores-floor",
-        "core.history",
-        "if self.horizon < self.floor:\n            return 0",
-        "if self.horizon < FIRST:\n            return 0",
-        "a history purges while it still holds pieces as of a number that it has not reached",
     ),
     Mutant(
         "newest-of-key-collected",

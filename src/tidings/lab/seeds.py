@@ -34,6 +34,9 @@ EVENTS = 3_200  # nominal, so that at least 2,000 are published whatever breaks
 LONG = 6.0  # seconds of an aimed outage: far beyond the 1.5 s of silence after which a replica is removed
 TTL = 3600.0
 
+WAITS = "newcomer orphaned before it was a member"
+"""The aimed fault after which a chain must wait: all its members are silent, and the newcomer is not one of them."""
+
 Mood = Literal["calm", "aimed", "swarm"]
 
 
@@ -151,29 +154,31 @@ def _strand(deployment: Deployment, rng: random.Random, hits: list[str]) -> None
 
 
 def _orphan(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
-    """The tail sleeps and has to join anew; once it has the token again, all others fall silent."""
+    """The tail sleeps and must join anew; once it has the token, or is the tail again, all others fall silent."""
     region = _region(deployment, rng)
     deployment.world.pause(deployment.resolve(f"{region}/tail"), 2.2)
-    deployment.world.observers.append(_Orphanage(deployment, region, rng.uniform(0.0, 0.02), hits))
+    cue = rng.choice(["token_passed", "replica_added"])
+    deployment.world.observers.append(_Orphanage(deployment, region, cue, rng.uniform(0.0, 0.02), hits))
 
 
 class _Orphanage:
-    """Waits for a token to be passed in a region."""
+    """Waits for a cue from a region."""
 
-    def __init__(self, deployment: Deployment, region: str, delay: float, hits: list[str]) -> None:
+    def __init__(self, deployment: Deployment, region: str, cue: str, delay: float, hits: list[str]) -> None:
         self.deployment = deployment
         self.region = region
+        self.cue = cue
         self.delay = delay
         self.hits = hits
         self.done = False
         deployment.world.listen()
 
     def on_report(self, time: float, node: str, name: str, value: float) -> None:
-        """The tail that passes the token reports it."""
-        if self.done or name != "token_passed" or self.deployment.region_of[node] != self.region or time > HEAL - 1:
+        """The tail reports that it passes the token, the service that it adds the replica."""
+        if self.done or name != self.cue or self.deployment.region_of[node] != self.region or time > HEAL - 1:
             return
         self.done = True
-        self.hits.append("newcomer orphaned")
+        self.hits.append("newcomer orphaned" if name == "replica_added" else WAITS)
         world = self.deployment.world
         for senior in self.deployment.membership(self.region).replicas:
             world.at(time + self.delay, partial(world.pause, senior, min(LONG, HEAL - time)))

@@ -178,6 +178,8 @@ class StreamState:
         self.armed = False  # a FallbackTick is under way
         self.generation = 0
         self.patience = settings.proxy_timeout
+        self.turn = 0  # which replica is asked next, counted from the tail; of each stream, or they would keep step
+        self.epoch = 0  # of the chain that this counts in
 
     def hold(self, span: Span) -> None:
         """Put a span among those held; raises `Contradiction` with nothing changed."""
@@ -232,8 +234,6 @@ class PullClient:
         self.rng = rng
         self.streams = {name: StreamState(name, horizon, settings) for name, horizon in streams.items()}
         self.fanout = Fanout(views, settings.fanout, settings.shuffle, rng)
-        self._epoch = views.membership.epoch
-        self._turn = 0  # which replica is asked next, counted from the tail
         self._probes = 0
         self._news = False  # an offer told something new since the last ProbeTick
         self._wait = settings.probe
@@ -376,7 +376,7 @@ class PullClient:
             return
         gap = state.gap()
         if gap is not None:
-            effects += [Report("proxy_fallback"), self._ask(now, state, self._replica(), *gap, fallback=True)]
+            effects += [Report("proxy_fallback"), self._ask(now, state, self._replica(state), *gap, fallback=True)]
 
     # --- their parts ------------------------------------------------------------------------------------
 
@@ -418,7 +418,7 @@ class PullClient:
     ) -> None:
         """After an answer: the rest of a shortened one comes from the same node, a gap from the proxy."""
         if ask.fallback and not useful and state.horizon < ask.hi:
-            self._turn += 1
+            state.turn += 1
             if not state.held and not state.asked:
                 state.next = state.horizon  # nobody has it (any more): wait for the next offer
             return
@@ -433,12 +433,12 @@ class PullClient:
         state.asked.append(Ask(lo, hi, to, now, fallback))
         return Send(to, Want(state.name, lo, hi))
 
-    def _replica(self) -> NodeId:
+    def _replica(self, state: StreamState) -> NodeId:
         """Whom to ask of the proxy: the tail of a new chain, then the others in turn as they do not answer."""
-        membership = self.views.membership
-        if membership.epoch != self._epoch:
-            self._epoch, self._turn = membership.epoch, 0
-        return self.views.contacts[self._turn % len(self.views.contacts)]
+        epoch, contacts = self.views.membership.epoch, self.views.contacts
+        if epoch != state.epoch:
+            state.epoch, state.turn = epoch, 0
+        return contacts[state.turn % len(contacts)]
 
     # --- timers -----------------------------------------------------------------------------------------
 
@@ -470,8 +470,9 @@ class PullClient:
                 if now - ask.at < (state.patience if ask.fallback else wait) - slack:
                     state.asked.append(ask)
                 elif ask.fallback:
-                    self._turn += 1
-                    state.patience = min(2 * state.patience, 4 * self.settings.proxy_timeout)
+                    state.turn += 1
+                    if state.turn % len(self.views.contacts) == 0:  # all have been asked
+                        state.patience = min(2 * state.patience, 4 * self.settings.proxy_timeout)
             self.request_from_proxy(now, state, effects)
         effects.append(self._arm_fallback(state, wait))
         return effects
