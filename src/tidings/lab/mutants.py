@@ -50,6 +50,7 @@ SLOWER = 8  # ours: a mutant that takes so many times the usual seconds of a see
 LEAST_LIMIT = 20.0  # seconds; ours, because a short median must not make a slow seed look like a hanging one
 MEMORY = 4 << 30  # bytes; ours: twenty times what a seed needs
 NOT_MUTATED = frozenset({"__init__", "kernel", "messages", "membership"})  # declarations, hardly a guard in them
+STOPPED = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)  # says nothing about a mutant
 MOODS = ("calm", "aimed", "swarm")  # of seeds, the most demanding first
 JUDGED = ("core", "protocols", "sim", "check", "lab/campaign.py", "lab/seeds.py")  # what an outcome depends on
 
@@ -251,14 +252,19 @@ def hunt(case: Case, seeds: Sequence[int], limit: float, *, stop: bool = True) -
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-m", "tidings.lab.mutants"]
     patience = 4 * limit * (len(seeds) + 1)  # only for what even a signal cannot interrupt
+    problem = ""
     try:
         done = subprocess.run(command, input=order, env=environment, capture_output=True, timeout=patience, check=False)
-        printed, problem = done.stdout, done.returncode and done.stderr.decode(errors="replace").strip()[-300:]
+        printed = done.stdout
+        if -done.returncode in STOPPED:
+            raise TidingsError(f"the process of mutant {case.id} was stopped from outside; run again to continue")
+        if done.returncode:
+            problem = f"exit code {done.returncode}: {done.stderr.decode(errors='replace').strip()[-300:]}"
     except subprocess.TimeoutExpired as late:
         printed, problem = late.stdout or b"", f"no answer after {patience:.0f} seconds"
     verdicts = [msgspec.json.decode(line, type=Verdict) for line in printed.splitlines()]
     if problem:
-        verdicts.append(Verdict(seeds[min(len(verdicts), len(seeds) - 1)], ["crash"], str(problem), limit))
+        verdicts.append(Verdict(seeds[min(len(verdicts), len(seeds) - 1)], ["crash"], problem, limit))
     return verdicts
 
 
