@@ -16,7 +16,7 @@ from tidings.core.span import Span
 from tidings.protocols.chain import Ack, Append, Fetch, Install, NextPiece, Refuse
 from tidings.protocols.configuration import Beat, Current, Promote
 from tidings.protocols.interregion import Advertise, Solicit, Subscribe, Unsubscribe
-from tidings.protocols.kernel import Effects, Message, Received, Send
+from tidings.protocols.kernel import Effects, Message, Received, Send, singly
 from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Done, Know, Offer, Want
 from tidings.protocols.publishing import NotHead, OpenSession, Publish, Published, Rejected, SessionOpened
@@ -53,7 +53,7 @@ class Scribe:
         """Note what arrives and what is sent."""
         if isinstance(input, Received):
             self._arrived(node, input.message)
-        for effect in effects:
+        for effect in singly(effects):
             if isinstance(effect, Send) and isinstance(effect.message, self.kinds) and self.passes(node, effect.to):
                 self.lines.append(Line(time, node, effect.to, effect.message))
 

@@ -29,6 +29,7 @@ from tidings.protocols.kernel import (
     Report,
     Send,
     Timer,
+    singly,
 )
 from tidings.protocols.log import Log, Lsn
 from tidings.protocols.membership import Membership
@@ -137,7 +138,7 @@ class Rig:
 
     def _carry(self, node: NodeId, effects: Effects) -> None:
         self.machines[node].check()
-        for effect in effects:
+        for effect in singly(effects):
             match effect:
                 case Send(to, message):
                     self.wire.append(Letter(node, to, message))

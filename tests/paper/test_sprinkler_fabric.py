@@ -15,7 +15,7 @@ from tidings.core.history import History
 from tidings.core.ids import NodeId
 from tidings.core.rows import NO_ROWS, CountedRows
 from tidings.core.span import Span
-from tidings.protocols.kernel import Deliver, Effects, Expired, Message, Received, Report, Send, SetTimer
+from tidings.protocols.kernel import Deliver, Effects, Expired, Message, Received, Report, Send, SetTimer, singly
 from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Know, Offer, Want
 from tidings.protocols.pull import FallbackTick, PullClient, PullProxy, PullSettings, ShuffleTick
@@ -133,7 +133,7 @@ class Client(PullClient):
 
     def hears(self, src: NodeId, message: Message, now: float = 0.0) -> list[object]:
         """The effects, timers left out; what goes to several is in order of their names."""
-        effects = [e for e in self.handle(now, Received(src, message)) if not isinstance(e, SetTimer)]
+        effects = [e for e in singly(self.handle(now, Received(src, message))) if not isinstance(e, SetTimer)]
         self.check()
         return sorted(effects, key=lambda e: e.to if isinstance(e, Send) else "")
 
@@ -269,7 +269,7 @@ def test_a1_38_a_neighbour_that_is_newly_drawn_is_notified_even_if_nothing_is_de
     client = Client(fanout=1).holding(events(1, 4))
     for generation in range(2, 20):
         before = client.fanout.active
-        effects = client.handle(0.0, Expired(ShuffleTick(generation)))
+        effects = singly(client.handle(0.0, Expired(ShuffleTick(generation))))
         sent = [e for e in effects if isinstance(e, Send)]
         assert sent == [Send(peer, Offer("s", 4)) for peer in client.fanout.active if peer not in before]
 

@@ -23,6 +23,7 @@ from tidings.protocols.kernel import (
     Send,
     SetTimer,
     Timer,
+    singly,
 )
 from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Know, Offer, Want
@@ -51,12 +52,12 @@ class Client(PullClient):
     def hears(self, src: NodeId, message: Message, now: float = 0.0) -> Effects:
         effects = self.handle(now, Received(src, message))
         self.check()
-        return effects
+        return singly(effects) if effects else effects
 
     def ticks(self, timer: Timer, now: float) -> Effects:
         effects = self.handle(now, Expired(timer))
         self.check()
-        return effects
+        return singly(effects) if effects else effects
 
     def shuffles(self, now: float = 0.0) -> Effects:
         self.start(now)
@@ -515,10 +516,10 @@ def proxy(me: NodeId = "tail", *view: NodeId, settings: PullSettings | None = No
 
 def test_the_proxy_offers_what_is_newly_committed_once() -> None:
     made = proxy("tail", "a")
-    assert made.advance(0.0, "s") == [Send("a", offer(9))]
+    assert singly(made.advance(0.0, "s")) == [Send("a", offer(9))]
     assert made.advance(0.0, "s") == ()
     made.histories["s"].accept(span(9, 12))
-    assert made.advance(0.0, "s") == [Send("a", offer(12))]
+    assert singly(made.advance(0.0, "s")) == [Send("a", offer(12))]
     made.check()
 
 
@@ -546,13 +547,13 @@ def test_any_replica_serves_what_is_committed_but_only_the_tail_offers() -> None
     made = proxy("head", "a")
     assert made.advance(0.0, "s") == ()
     assert made.handle(0.0, Received("a", want(1, 3))) == [Send("a", know(span(1, 3, asof=9), horizon=9))]
-    assert made.handle(0.0, Expired(ShuffleTick(2))) == [SetTimer(0.03, ShuffleTick(3))]
+    assert singly(made.handle(0.0, Expired(ShuffleTick(2)))) == [SetTimer(0.03, ShuffleTick(3))]
 
 
 def test_the_proxy_repeats_its_offers_on_shuffle() -> None:
     made = proxy("tail", "a")
     again = [Send("a", offer(9)), SetTimer(0.03, ShuffleTick(3))]
-    assert made.handle(0.0, Expired(ShuffleTick(2))) == again
+    assert singly(made.handle(0.0, Expired(ShuffleTick(2)))) == again
     assert made.handle(0.0, Received("b", Probe())) == [Send("b", offer(9))]
     assert made.handle(0.0, Received("a", offer(3))) == ()
 
@@ -636,7 +637,7 @@ class Region:
         heapq.heappush(self.heap, (at, self.serial, node, input))
 
     def carry(self, src: NodeId, effects: Effects) -> None:
-        for effect in effects:
+        for effect in singly(effects):
             match effect:
                 case Send(to, message):
                     self.sent[type(message)] += 1

@@ -70,6 +70,20 @@ class ClientSettings(Value, frozen=True, gc=False):
 class Client:
     """One client. ``streams`` are horizons to continue from; others are learned from offers."""
 
+    __slots__ = (
+        "_known",
+        "_receivers",
+        "_timers",
+        "generation",
+        "me",
+        "publisher",
+        "pull",
+        "reading",
+        "rng",
+        "settings",
+        "views",
+    )
+
     def __init__(
         self,
         me: NodeId,
@@ -86,6 +100,8 @@ class Client:
         self.views = Views(me, region, settings.views, rng, membership)
         self.pull = PullClient(me, settings.pull, self.views, rng, streams)
         self._known = self.pull.streams.get
+        self._receivers = self.pull.receivers.get
+        self._timers = self.pull.timers.get
         self.publisher = publisher
         self.reading: Read | None = None
         self.generation = 0
@@ -97,20 +113,24 @@ class Client:
     def handle(self, now: Time, input: Input) -> Effects:
         what: object = input
         if type(input) is Received:
-            what = input.message
-            if type(what) is Offer:  # most of all inputs, and most of them are no news
-                state = self._known(what.stream)
-                return NOTHING if state and what.horizon <= state.next else self.pull.handle(now, input)
+            message = input.message
+            if type(message) is Offer:  # most of all inputs, and most of them are no news: that path comes first
+                state = self._known(message.stream)
+                if state is not None and message.horizon <= state.next:
+                    return NOTHING
+            if (receive := self._receivers(type(message))) is not None:
+                return receive(now, input.src, message)
+            what = message
         elif type(input) is Expired:
             what = input.timer
+            if (expire := self._timers(type(what))) is not None:
+                return expire(now, what)
         kind = type(what)
         if kind in VIEWS:
             return self._gossip(now, input)
         if kind in PUBLISHER:
             return self.publisher.handle(now, input) if self.publisher else NOTHING
-        if kind is ReadAsOf or kind is Answer or kind is Gone or kind is ReadTick:
-            return self._read(what)
-        return self.pull.handle(now, input)
+        return self._read(what)
 
     def check(self) -> None:
         self.views.check()

@@ -73,6 +73,13 @@ class Send(Value, frozen=True, gc=False):
     message: Message
 
 
+class SendAll(Value, frozen=True, gc=False):
+    """`Send` the same message to several nodes, in this order."""
+
+    to: tuple[NodeId, ...]
+    message: Message
+
+
 class SetTimer(Value, frozen=True, gc=False):
     """Ask for ``Expired(timer)`` after a delay in seconds."""
 
@@ -100,9 +107,17 @@ class Report(Value, frozen=True, gc=False):
     value: float = 1.0
 
 
-Effect: TypeAlias = Send | SetTimer | Persist | Deliver | Report
+Effect: TypeAlias = Send | SendAll | SetTimer | Persist | Deliver | Report
 Effects: TypeAlias = Sequence[Effect]
 NOTHING: tuple[Effect, ...] = ()
+
+
+def singly(effects: Effects) -> list[Effect]:
+    """The same effects with a `Send` for each receiver of a `SendAll`."""
+    out: list[Effect] = []
+    for effect in effects:
+        out += [Send(to, effect.message) for to in effect.to] if isinstance(effect, SendAll) else [effect]
+    return out
 
 
 class Machine(Protocol):

@@ -37,11 +37,17 @@ class Know(Message, frozen=True, gc=False):
 
     @property
     def wire_size(self) -> int:  # type: ignore[override]
-        return 64 + sum([span.wire_size for span in self.spans])
+        size = 64
+        for span in self.spans:
+            size += span.wire_size
+        return size
 
     @property
     def events(self) -> int:  # type: ignore[override]
-        return sum([span.rows.count for span in self.spans])
+        events = 0
+        for span in self.spans:
+            events += span.rows.count
+        return events
 
 
 class Read(Message, frozen=True, gc=False):

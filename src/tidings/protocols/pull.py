@@ -17,9 +17,10 @@ from __future__ import annotations
 import random
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
+from typing import Any, TypeAlias
 
 from tidings.core.errors import Contradiction
 from tidings.core.history import History
@@ -37,6 +38,7 @@ from tidings.protocols.kernel import (
     Received,
     Report,
     Send,
+    SendAll,
     SetTimer,
     Time,
     Timer,
@@ -44,6 +46,9 @@ from tidings.protocols.kernel import (
 )
 from tidings.protocols.messages import Know, Offer, Want
 from tidings.protocols.views import Views
+
+Receive: TypeAlias = Callable[[Time, NodeId, Any], Effects]
+Expire: TypeAlias = Callable[[Time, Any], Effects]
 
 _start = attrgetter("lo")
 _end = attrgetter("hi")
@@ -93,6 +98,8 @@ class PullSettings(Value, frozen=True, gc=False):
 class Fanout:
     """The neighbours that are told of progress: F of the view, redrawn at every shuffle (A1.35)."""
 
+    __slots__ = ("_generation", "active", "period", "rng", "size", "views")
+
     def __init__(self, views: Views, size: int, period: float, rng: random.Random) -> None:
         self.views = views
         self.size = size
@@ -110,12 +117,24 @@ class Fanout:
         if timer.generation != self._generation:
             return None
         before, peers = self.active, self.views.peers()
-        self.active = tuple(self.rng.sample(peers, min(self.size, len(peers))))
+        self.active = _drawn(self.rng.random, peers, self.size)
         return self._arm(self.period), tuple([peer for peer in self.active if peer not in before])
 
     def _arm(self, delay: float) -> SetTimer:
         self._generation += 1
         return SetTimer(delay, ShuffleTick(self._generation))
+
+
+def _drawn(random: Callable[[], float], pool: Sequence[NodeId], count: int) -> tuple[NodeId, ...]:
+    """So many of a pool, each set of them as likely: `random.sample` in a third of its time."""
+    left, room = list(pool), len(pool)
+    drawn: list[NodeId] = []
+    while room and len(drawn) < count:
+        at = int(random() * room)
+        room -= 1
+        drawn.append(left[at])
+        left[at] = left[room]
+    return tuple(drawn)
 
 
 class Ask(Value, frozen=True, gc=False):
@@ -130,6 +149,8 @@ class Ask(Value, frozen=True, gc=False):
 
 class Recv:
     """Delivered spans as they came, contiguous up to the horizon; the oldest are discarded for the newest (A1.33)."""
+
+    __slots__ = ("bound", "rows", "spans")
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
@@ -150,7 +171,12 @@ class Recv:
     def overlap(self, lo: int, hi: int, limit: int) -> tuple[Span, ...]:
         """What is stored of [lo, hi), from its beginning up to about ``limit`` rows."""
         found: list[Span] = []
-        spans, at = self.spans, bisect_right(self.spans, lo, key=_end)
+        spans = self.spans
+        at = len(spans) - 1  # nearly always the newest is wanted
+        if at >= 0 and spans[at].lo > lo:
+            at = bisect_right(spans, lo, key=_end)
+        elif at >= 0 and spans[at].hi <= lo:
+            at += 1
         while at < len(spans) and limit > 0 and spans[at].lo < hi:
             span = spans[at].slice(lo, hi)
             count = span.rows.count
@@ -164,6 +190,23 @@ class Recv:
 
 class StreamState:
     """What a client knows of one stream, and whom it has asked."""
+
+    __slots__ = (
+        "armed",
+        "asked",
+        "epoch",
+        "generation",
+        "held",
+        "held_rows",
+        "horizon",
+        "name",
+        "next",
+        "offer",
+        "patience",
+        "recv",
+        "since",
+        "turn",
+    )
 
     def __init__(self, name: StreamId, horizon: int, settings: PullSettings) -> None:
         self.name = name
@@ -225,6 +268,21 @@ def _weight(spans: Sequence[Span]) -> int:
 class PullClient:
     """A client of the region. ``streams`` are the horizons to continue from; others are learned from offers."""
 
+    __slots__ = (
+        "_generation",
+        "_news",
+        "_probes",
+        "_wait",
+        "fanout",
+        "me",
+        "receivers",
+        "rng",
+        "settings",
+        "streams",
+        "timers",
+        "views",
+    )
+
     def __init__(
         self, me: NodeId, settings: PullSettings, views: Views, rng: random.Random, streams: Mapping[StreamId, int]
     ) -> None:
@@ -238,6 +296,17 @@ class PullClient:
         self._news = False  # an offer told something new since the last ProbeTick
         self._wait = settings.probe
         self._generation = 0
+        self.receivers: dict[type[Message], Receive] = {
+            Offer: self.receive_notify,
+            Know: self.receive_events,
+            Want: self.receive_request,
+            Probe: self.receive_probe,
+        }
+        self.timers: dict[type[Timer], Expire] = {
+            ShuffleTick: self._shuffle,
+            FallbackTick: self._fall_back,
+            ProbeTick: self._probe,
+        }
 
     @property
     def horizons(self) -> dict[StreamId, int]:
@@ -252,28 +321,13 @@ class PullClient:
         return timers
 
     def handle(self, now: Time, input: Input) -> Effects:
-        """React to one input. Most are offers of nothing new (FINDINGS: 75-90%): that path comes first."""
+        """React to one input; anything else is not ours."""
         if type(input) is Received:
-            message = input.message
-            if type(message) is Offer:
-                state = self.streams.get(message.stream)
-                if state is not None and message.horizon <= state.next:
-                    return NOTHING
-                return self.receive_notify(now, input.src, message)
-            if type(message) is Know:
-                return self.receive_events(now, input.src, message)
-            if type(message) is Want:
-                return self.receive_request(input.src, message)
-            if type(message) is Probe:
-                return [Send(input.src, state.offer) for state in self.streams.values() if state.offer]
-        elif type(input) is Expired:
-            timer = input.timer
-            if type(timer) is ShuffleTick:
-                return self._shuffle(timer)
-            if type(timer) is FallbackTick:
-                return self._fall_back(now, timer)
-            if type(timer) is ProbeTick and timer.generation == self._generation:
-                return self._probe(now)
+            receive = self.receivers.get(type(input.message))
+            return receive(now, input.src, input.message) if receive else NOTHING
+        if type(input) is Expired:
+            expire = self.timers.get(type(input.timer))
+            return expire(now, input.timer) if expire else NOTHING
         return NOTHING
 
     def check(self) -> None:
@@ -300,7 +354,10 @@ class PullClient:
     def receive_notify(self, now: Time, src: NodeId, offer: Offer) -> Effects:
         """The sender knows numbers from `next` on: want from it what nobody has been asked for yet."""
         state = self.streams.get(offer.stream)
-        if state is None:
+        if state is not None:
+            if offer.horizon <= state.next:
+                return NOTHING
+        else:
             if offer.horizon <= FIRST:
                 return NOTHING
             if len(self.streams) >= self.settings.streams:
@@ -311,19 +368,21 @@ class PullClient:
             return [Report("ask_overflow")]
         if state.horizon == state.next:
             state.since = now
-        effects: list[Effect] = [self._ask(now, state, src, state.next, offer.horizon)]
+        ask = self._ask(now, state, src, state.next, offer.horizon)
         state.next = offer.horizon
-        if not state.armed:
-            effects.append(self._arm_fallback(state, self.settings.fallback))
-        return effects
+        return [ask] if state.armed else [ask, self._arm_fallback(state, self.settings.fallback)]
 
-    def receive_request(self, src: NodeId, want: Want) -> Effects:
+    def receive_request(self, now: Time, src: NodeId, want: Want) -> Effects:
         """Answer with what is stored of the range, perhaps nothing, and with the own horizon."""
         state = self.streams.get(want.stream)
         if state is None or not FIRST <= want.lo < want.hi:
             return [Report("bad_message")]
         spans = state.recv.overlap(want.lo, want.hi, self.settings.reply_rows)
         return [Send(src, Know(want.stream, spans, state.horizon))]
+
+    def receive_probe(self, now: Time, src: NodeId, probe: Probe) -> Effects:
+        """Offer everything."""
+        return [Send(src, state.offer) for state in self.streams.values() if state.offer]
 
     def receive_events(self, now: Time, src: NodeId, know: Know) -> Effects:
         """Deliver what continues the horizon, hold what is further on, ask on for what is still missing."""
@@ -337,9 +396,11 @@ class PullClient:
             useful |= self._take(state, span, effects)
         if state.horizon > before:
             state.since = now
-            state.next = max(state.next, state.horizon)
+            if state.next < state.horizon:
+                state.next = state.horizon
             state.offer = Offer(state.name, state.horizon)
-            effects += [Send(peer, state.offer) for peer in self.fanout.active]
+            if self.fanout.active:
+                effects.append(SendAll(self.fanout.active, state.offer))
             if state.asked:
                 state.asked = [a for a in state.asked if a.hi > state.horizon or a.fallback]
         if ask is not None and ask.fallback:
@@ -385,6 +446,9 @@ class PullClient:
         if span.stream != state.name or (span.lens is not ALL and span.lens != ALL):
             effects.append(Report("bad_message"))
             return False
+        if span.lo == state.horizon and not state.held:  # nearly always
+            self.deliver_event(state, span, effects)
+            return True
         if span.lo < state.horizon:
             seen = span.slice(span.lo, state.horizon)
             try:
@@ -477,18 +541,20 @@ class PullClient:
         effects.append(self._arm_fallback(state, wait))
         return effects
 
-    def _shuffle(self, timer: ShuffleTick) -> Effects:
+    def _shuffle(self, now: Time, timer: ShuffleTick) -> Effects:
         drawn = self.fanout.shuffle(timer)
         if drawn is None:
             return NOTHING
         offers = [state.offer for state in self.streams.values() if state.offer]
-        return [*[Send(peer, offer) for peer in drawn[1] for offer in offers], drawn[0]]
+        return [*[SendAll(drawn[1], offer) for offer in offers if drawn[1]], drawn[0]]
 
-    def _probe(self, now: Time) -> Effects:
+    def _probe(self, now: Time, timer: ProbeTick) -> Effects:
         """Probe when nothing new was heard, less and less often as long as it stays so.
 
         Every second probe goes to the proxy: neighbours that starve together cannot help each other.
         """
+        if timer.generation != self._generation:
+            return NOTHING
         effects: list[Effect] = []
         neighbours = self.views.neighbours()
         if self._news:
@@ -550,7 +616,7 @@ class PullProxy:
             return NOTHING
         self._offered[stream] = horizon
         offer = Offer(stream, horizon)
-        return [Send(peer, offer) for peer in self.fanout.active]
+        return [SendAll(self.fanout.active, offer)] if self.fanout.active else NOTHING
 
     def receive_request(self, src: NodeId, want: Want) -> Effects:
         """Answer from the history, at most so many rows at a time."""
@@ -569,5 +635,5 @@ class PullProxy:
         drawn = self.fanout.shuffle(timer)
         if drawn is None:
             return NOTHING
-        offers = self._offers() if self.views.is_proxy else []
-        return [*[Send(peer, offer) for peer in self.fanout.active for offer in offers], drawn[0]]
+        offers = self._offers() if self.views.is_proxy and self.fanout.active else []
+        return [*[SendAll(self.fanout.active, offer) for offer in offers], drawn[0]]

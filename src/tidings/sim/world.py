@@ -37,17 +37,19 @@ from tidings.protocols.kernel import (
     Expired,
     Input,
     Machine,
+    Message,
     Persist,
     Persisted,
     Received,
     Report,
     Send,
+    SendAll,
     SetTimer,
     Time,
     Value,
 )
 from tidings.sim.disk import Disk, DiskModel
-from tidings.sim.network import Network, Path, Port, Service
+from tidings.sim.network import CUT_THROUGH, Network, Path, Port, Service
 from tidings.sim.queue import TIME, WIDTH, Entry, Wheel
 
 Factory: TypeAlias = Callable[[list[Any], int, random.Random], Machine]
@@ -101,8 +103,18 @@ class Host(Port):
     machine: Machine
     handle: Callable[[float, Any], Effects]
 
-    def __init__(self, factory: Factory, region_name: RegionId, clock: tuple[float, float], *port: Any) -> None:
-        super().__init__(*port)
+    def __init__(
+        self,
+        name: NodeId,
+        region_name: RegionId,
+        factory: Factory,
+        clock: tuple[float, float],
+        region: int,
+        uplink: float | None,
+        downlink: float | None,
+        service: Service | None,
+    ) -> None:
+        super().__init__(name, region, uplink, downlink, service)
         self.factory = factory
         self.region_name = region_name
         self.delays: list[float | None] = []  # this region's row of the network's table
@@ -210,7 +222,7 @@ class World:
             raise ValueError(f"node {name!r} exists already: take another name, or restart it")
         clock = (clock_offset, 1.0 + clock_drift)
         number = self.network.region(region)
-        host = Host(factory, region, clock, name, number, uplink, downlink, service)
+        host = Host(name, region, factory, clock, number, uplink, downlink, service)
         host.delays = self.network.delays[number]
         host.handle = self._swallow
         if disk is not None:
@@ -424,13 +436,16 @@ class World:
 
     def _race(self, until: float) -> None:  # noqa: PLR0915 - long, because calls are what it saves
         """The loop without: `_step`, `_carry`, `_send`, `Port.admit` and `Wheel.push` for the common case, in place."""
-        queue, find, carry = self.queue, self.hosts.get, self._carry
+        queue, network, find, carry = self.queue, self.network, self.hosts.get, self._carry
         far, width = queue.far, queue.width
+        reports, unheard = self.reports, not self._on_report
+        unseen = not self._on_deliver
         now, host, input = self.now, None, None
         entry: Entry
         try:
             while (bucket := queue.open(until)) is not None:
                 edge = queue.edge
+                low, high, later = 0.0, 0.0, bucket  # the bucket that the last message went into, and its edges
                 skipped = 0
                 for now, host, input, tag in bucket:
                     if tag:
@@ -438,49 +453,79 @@ class World:
                             if tag != host.life:
                                 skipped += 1
                                 continue
-                        elif tag < host.quick and host.busy <= now:
+                        elif (busy := host.busy) <= now and tag < host.quick:
                             host.down_free = at = now + tag * host.down
                             host.busy = at + host.per_message
-                        elif host.life and (at := host.admit(now, tag, input.message)) > now:
-                            skipped += 1
-                            queue.push(at, host, input, host.life)
-                            continue
+                        elif host.life:
+                            cost = tag * host.down
+                            if (at := host.down_free) < now:
+                                at = now
+                            host.down_free = at = at + cost
+                            if at < busy:
+                                at = busy
+                            service = host.per_message
+                            if host.per_event:
+                                service += host.per_event * input.message.events
+                            host.busy = at = at + service
+                            if busy > now or cost + service >= CUT_THROUGH:
+                                skipped += 1
+                                if at >= edge:
+                                    far[at // width].append((at, host, input, host.life))
+                                else:
+                                    insort(bucket, (at, host, input, host.life), key=TIME)
+                                continue
                     effects = host.handle(now, input)
                     if not effects:
                         continue
-                    sent = None
                     for effect in effects:
                         kind = type(effect)
-                        if kind is Send:
-                            message = effect.message
-                            if message is not sent:  # the same to several
-                                sent, received, size = message, Received(host.name, message), 0
-                            if (peer := find(effect.to)) is None or (delay := host.delays[peer.region]) is None:
-                                carry(host, now, effect)
-                                continue
-                            at, bytes_in = now, 0
-                            if peer.inbound:
-                                bytes_in = size = size or message.wire_size
-                            if up := host.up:
-                                size = size or message.wire_size
-                                host.sent_bytes += size
-                                if (at := host.up_free) < now:
-                                    at = now
-                                host.up_free = at = at + size * up
-                            at += delay
-                            entry = (at, peer, received, bytes_in)
-                        elif kind is SetTimer:
-                            at = now + effect.delay / host.rate
-                            entry = (at, host, Expired(effect.timer), host.life)
+                        if kind is SendAll:
+                            peers = effect.to
+                        elif kind is Send:
+                            peers = (effect.to,)
                         else:
+                            if kind is SetTimer:
+                                at = now + effect.delay / host.rate
+                                if at >= edge:
+                                    far[at // width].append((at, host, Expired(effect.timer), host.life))
+                                    continue
+                            elif kind is Deliver:
+                                if unseen:
+                                    continue
+                            elif kind is Report and unheard:
+                                reports[effect.name] = reports.get(effect.name, 0.0) + effect.value
+                                continue
                             carry(host, now, effect)
                             continue
-                        if at >= edge:
-                            far[at // width].append(entry)
-                        elif at >= now:
-                            insort(bucket, entry, key=TIME)
-                        else:
-                            raise ValueError(f"{effect} would be in the past")
+                        message = effect.message
+                        size = message.wire_size
+                        received = Received(host.name, message)
+                        delays = host.delays
+                        up = size * host.up
+                        at = host.up_free if up and host.up_free > now else now
+                        for name in peers:
+                            if (peer := find(name)) is None:
+                                network.dropped["unknown"] += 1
+                                continue
+                            at += up
+                            if (delay := delays[peer.region]) is None:
+                                network.route(now, at, host, peer, received, size)
+                                continue
+                            arrive = at + delay
+                            entry = (arrive, peer, received, size if peer.inbound else 0)
+                            if low <= arrive < high:
+                                later.append(entry)
+                            elif arrive >= edge:
+                                low = arrive // width
+                                later = far[low]
+                                low *= width
+                                high = low + width
+                                later.append(entry)
+                            else:
+                                insort(bucket, entry, key=TIME)
+                        if up:
+                            host.up_free = at
+                            host.sent_bytes += size * len(peers)
                 self.protocol_events += len(bucket) - skipped
         except Halt:
             raise
@@ -521,7 +566,10 @@ class World:
         """Carry out one effect."""
         self.now = now  # observers may look at it
         if isinstance(effect, Send):
-            self._send(host, now, effect)
+            self._send(host, now, effect.to, effect.message)
+        elif isinstance(effect, SendAll):
+            for to in effect.to:
+                self._send(host, now, to, effect.message)
         elif isinstance(effect, SetTimer):
             if effect.delay < 0.0:
                 raise ValueError(f"{effect} would be in the past")
@@ -539,17 +587,17 @@ class World:
             for report in self._on_report:
                 report(now, host.name, effect.name, effect.value)
         else:
-            raise TypeError(f"{effect!r} is no effect: a machine returns Send, SetTimer, Persist, Deliver and Report")
+            raise TypeError(f"{effect!r} is no effect: a machine returns what kernel.Effect lists")
 
-    def _send(self, host: Host, now: float, send: Send) -> None:
-        peer = self.hosts.get(send.to)
+    def _send(self, host: Host, now: float, to: NodeId, message: Message) -> None:
+        peer = self.hosts.get(to)
         if peer is None:
             self.network.dropped["unknown"] += 1
             return
-        size = send.message.wire_size
+        size = message.wire_size
         depart = host.depart(now, size) if host.up else now
         delay = host.delays[peer.region]
-        received = Received(host.name, send.message)
+        received = Received(host.name, message)
         if delay is None:
             self.network.route(now, depart, host, peer, received, size)
         else:
@@ -593,7 +641,7 @@ class Trace:
 def _type_names(value: Any) -> str:
     """The names of a value's type and of the type of what it carries."""
     kind = type(value)
-    if kind is Send or kind is Received:
+    if kind is Send or kind is SendAll or kind is Received:
         return f"{kind.__name__} {type(value.message).__name__}"
     if kind is SetTimer or kind is Expired:
         return f"{kind.__name__} {type(value.timer).__name__}"
