@@ -1,4 +1,4 @@
-"""A lens is a filter with its version: what a span has been seen through (DESIGN: the span)."""
+"""A lens is a filter with its version: what a span has been seen through."""
 
 from __future__ import annotations
 

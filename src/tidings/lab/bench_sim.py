@@ -17,14 +17,14 @@ from tidings.sim.run import Progress
 from tidings.sim.scenario import Link, Protocol, Publisher, Region, Run, Scenario, Stream
 
 RATE = 864_000.0  # SP3: events per second and region
-BATCH = 4_320  # ours: 5 ms of it (FINDINGS)
+BATCH = 4_320  # ours: 5 ms of it (decision 0005)
 GIGABIT = 1e9  # SP3
 WARM_UP = 0.7  # simulated seconds: the sessions open at 0.3, after that 0.3 until the flow is steady (SP3)
 NAMES = ("r0", "r1", "r2")
 
 
 def scenario(clients: int) -> Scenario:
-    """SP3's set-up with so many clients per region; the proxy's uplink is ten times a client's (FINDINGS)."""
+    """SP3's set-up with so many clients per region; the proxy's uplink is ten times a client's (decision 0005)."""
     pairs = [("r0", "r1", 0.035), ("r0", "r2", 0.035), ("r1", "r2", 0.010)]
     return Scenario(
         scenario=Run(name=f"sprinkler-{3 * clients}", seconds=10.0),

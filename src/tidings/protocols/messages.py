@@ -1,4 +1,4 @@
-"""The four kinds of message that carry knowledge: offer, want, know, done (DESIGN: the span).
+"""The four kinds of message that carry knowledge: offer, want, know, done.
 
 Protocols share these where the meaning is the same; what is peculiar to one protocol lives in its own file.
 """

@@ -5,11 +5,11 @@ hears of numbers it has not asked anybody for wants them from the sender, and as
 that continues the horizon is delivered, one that is further on is held back. What a peer cannot give (its `Recv`
 has discarded it, it died, a message was lost) is wanted from the proxy, which keeps the history: at once if an
 answer shows that nobody is left who was asked, else after a time without progress. One request to the proxy per
-stream is under way at a time, because re-asking a queued proxy spirals (FINDINGS).
+stream is under way at a time, because re-asking a queued proxy spirals (decision 0005).
 
 Guarantee: a client that stays up delivers every number the proxy committed, once and in order; a number without
 a row was collected. Deviations: a client keeps spans as received and does not collect by itself (A1.30); a
-newly drawn neighbour is offered every stream (A1.38); a client that hears nothing probes a neighbour (FINDINGS).
+newly drawn neighbour is offered every stream (A1.38); a client that hears nothing probes a neighbour (decision 0005).
 """
 
 from __future__ import annotations
@@ -82,16 +82,16 @@ class PullSettings(Value, frozen=True, gc=False):
 
     fanout: int = 4  # F (SP3, SP3d)
     shuffle: float = 0.03  # SP4
-    proxy_fanout: int = 4  # the proxy's own F: 1 if its uplink is no faster than a client's (FINDINGS)
+    proxy_fanout: int = 4  # the proxy's own F: 1 if its uplink is no faster than a client's (decision 0005)
     proxy_shuffle: float = 0.03
-    fallback: float = 0.1  # without progress (FINDINGS)
+    fallback: float = 0.1  # without progress (decision 0005)
     proxy_timeout: float = 1.0  # ours, because it must exceed the queue of a busy proxy; doubles up to 4 s
-    probe: float = 0.03  # FINDINGS; 0 switches the probe off
+    probe: float = 0.03  # decision 0005; 0 switches the probe off
     probe_max: float = 1.0  # ours, because an idle client should send about one message a second
-    recv_rows: int = 432_000  # half a second at 864,000 events/s (SP3, FINDINGS: less is a cliff)
+    recv_rows: int = 432_000  # half a second at 864,000 events/s (SP3; decision 0005: less is a cliff)
     held_rows: int = 432_000  # as Recv: what a peer can serve in one go can be held
-    reply_rows: int = 65_536  # ours, because a cap below 4 batches of 5 ms at SP3's rate hurts (FINDINGS)
-    asks: int = 256  # ours: requests under way to peers; at 200 batches/s (FINDINGS) 20 arise before the fallback
+    reply_rows: int = 65_536  # ours, because a cap below 4 batches of 5 ms at SP3's rate hurts (decision 0005)
+    asks: int = 256  # ours: requests under way to peers; at 200 batches/s (decision 0005) 20 arise before the fallback
     streams: int = 4096  # ours: streams a client learns from offers
 
 

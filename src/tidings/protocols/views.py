@@ -5,7 +5,7 @@ A member now and then exchanges entries of its view with a neighbour. Two rules 
 * ``paper`` (A1.26): the union of both views, cut at random to V; the sender always stays (*reinforcement*);
 * ``swap`` (E3, the default): the initiator sends its oldest neighbour a few entries and itself, gets as many back
   and puts them in the place of those it sent; a neighbour that does not answer is dropped. It keeps in-degrees
-  closer together than the paper's rule (FINDINGS: sd 3.4 against 11.8), and nobody out of everybody's view.
+  closer together than the paper's rule (decision 0005: sd 3.4 against 11.8), and nobody out of everybody's view.
 
 The proxy is the tail of the region's chain and gossips like a client. A client with fewer than V members in its
 view counts the proxy as a neighbour, and every k-th round it gossips with the proxy whatever its view: partitions
@@ -62,7 +62,7 @@ class ViewsSettings(Value, frozen=True, gc=False):
     """How large the view is and how it is kept fresh."""
 
     size: int = 20  # V (A1.25, SP3)
-    period: float = 0.5  # seconds between rounds (FINDINGS: 0.1-1 s)
+    period: float = 0.5  # seconds between rounds (decision 0005)
     proxy_every: int = 10  # ours, because A1.28 says "now and then": 5 s at this period
     rule: Literal["paper", "swap"] = "swap"
     exchange: int = 8  # entries in a swap (E3: 3-8)

@@ -24,7 +24,7 @@ from tidings.sim.queue import Wheel
 class DiskModel(msgspec.Struct, frozen=True, kw_only=True):
     """How long a sync takes, and what a crash may leave behind."""
 
-    sync: float = 0.0003  # seconds; fdatasync as measured (DESIGN 7)
+    sync: float = 0.0003  # seconds; an fdatasync on the machines this was built on
     spread: float = 0.0  # seconds: mean of an exponential that is added
     torn: bool = False  # a prefix of what was not synced may survive a crash
 
