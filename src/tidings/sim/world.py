@@ -49,7 +49,7 @@ from tidings.protocols.kernel import (
     Value,
 )
 from tidings.sim.disk import Disk, DiskModel
-from tidings.sim.network import CUT_THROUGH, Network, Path, Port, Service
+from tidings.sim.network import Network, Path, Port, Service
 from tidings.sim.queue import TIME, WIDTH, Entry, Wheel
 
 Factory: TypeAlias = Callable[[list[Any], int, random.Random], Machine]
@@ -438,42 +438,25 @@ class World:
         """The loop without: `_step`, `_carry`, `_send`, `Port.admit` and `Wheel.push` for the common case, in place."""
         queue, network, find, carry = self.queue, self.network, self.hosts.get, self._carry
         far, width = queue.far, queue.width
-        reports, unheard = self.reports, not self._on_report
         unseen = not self._on_deliver
         now, host, input = self.now, None, None
         entry: Entry
         try:
             while (bucket := queue.open(until)) is not None:
-                edge = queue.edge
-                low, high, later = 0.0, 0.0, bucket  # the bucket that the last message went into, and its edges
-                skipped = 0
+                edge, skipped = queue.edge, 0
                 for now, host, input, tag in bucket:
                     if tag:
                         if tag < 0:
                             if tag != host.life:
                                 skipped += 1
                                 continue
-                        elif (busy := host.busy) <= now and tag < host.quick:
+                        elif tag < host.quick and host.busy <= now:
                             host.down_free = at = now + tag * host.down
                             host.busy = at + host.per_message
-                        elif host.life:
-                            cost = tag * host.down
-                            if (at := host.down_free) < now:
-                                at = now
-                            host.down_free = at = at + cost
-                            if at < busy:
-                                at = busy
-                            service = host.per_message
-                            if host.per_event:
-                                service += host.per_event * input.message.events
-                            host.busy = at = at + service
-                            if busy > now or cost + service >= CUT_THROUGH:
-                                skipped += 1
-                                if at >= edge:
-                                    far[at // width].append((at, host, input, host.life))
-                                else:
-                                    insort(bucket, (at, host, input, host.life), key=TIME)
-                                continue
+                        elif host.life and (at := host.admit(now, tag, input.message)) > now:
+                            skipped += 1
+                            queue.push(at, host, input, host.life)
+                            continue
                     effects = host.handle(now, input)
                     if not effects:
                         continue
@@ -483,25 +466,17 @@ class World:
                             peers = effect.to
                         elif kind is Send:
                             peers = (effect.to,)
+                        elif kind is SetTimer and (at := now + effect.delay / host.rate) >= edge:
+                            far[at // width].append((at, host, Expired(effect.timer), host.life))
+                            continue
+                        elif kind is Deliver and unseen:
+                            continue
                         else:
-                            if kind is SetTimer:
-                                at = now + effect.delay / host.rate
-                                if at >= edge:
-                                    far[at // width].append((at, host, Expired(effect.timer), host.life))
-                                    continue
-                            elif kind is Deliver:
-                                if unseen:
-                                    continue
-                            elif kind is Report and unheard:
-                                reports[effect.name] = reports.get(effect.name, 0.0) + effect.value
-                                continue
                             carry(host, now, effect)
                             continue
-                        message = effect.message
-                        size = message.wire_size
-                        received = Received(host.name, message)
-                        delays = host.delays
-                        up = size * host.up
+                        size = effect.message.wire_size
+                        received = Received(host.name, effect.message)
+                        delays, up = host.delays, size * host.up
                         at = host.up_free if up and host.up_free > now else now
                         for name in peers:
                             if (peer := find(name)) is None:
@@ -513,14 +488,8 @@ class World:
                                 continue
                             arrive = at + delay
                             entry = (arrive, peer, received, size if peer.inbound else 0)
-                            if low <= arrive < high:
-                                later.append(entry)
-                            elif arrive >= edge:
-                                low = arrive // width
-                                later = far[low]
-                                low *= width
-                                high = low + width
-                                later.append(entry)
+                            if arrive >= edge:
+                                far[arrive // width].append(entry)
                             else:
                                 insort(bucket, entry, key=TIME)
                         if up:
