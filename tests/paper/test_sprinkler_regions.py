@@ -357,3 +357,17 @@ def test_a1_23_figure_2_the_subscription_changes_when_the_link_between_two_regio
         ("X -> Z", "Know", "[6, 7)"),  # 17
     ]
     assert {rig.machines[name].log.histories["s"].horizon for name in "XYZ"} == {7}
+
+
+# --- what no honest node sends ---------------------------------------------------------------------------------
+
+
+def test_spans_of_another_stream_or_none_at_all_are_no_news() -> None:
+    region = Region()
+    region.hears(0.0, "y0", Advertise(Membership("y", 1, REGIONS["y"]), {"s": 9}))
+    for spans in [(), (Span("t", 1, 3, 1, CountedRows(1, 3, 10)),)]:
+        assert region.hears(0.1, "y0", Know("s", spans, 9)) == [Report("bad_message")]
+
+
+def test_a_subscription_below_the_first_number_is_refused() -> None:
+    assert Region().hears(0.0, "y0", Subscribe("t", 0)) == [Report("bad_message")]

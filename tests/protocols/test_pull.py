@@ -80,6 +80,18 @@ def after(delay: float, generation: int = 1) -> SetTimer:
     return SetTimer(delay, FallbackTick("s", generation))
 
 
+def test_a_request_to_a_client_that_has_nothing_yet_is_answered_with_nothing() -> None:
+    client = Client(horizon=5)
+    assert client.hears("b", want(1, 5)) == [Send("b", know(horizon=5))]
+
+
+def test_a_clock_that_was_set_back_delays_the_fallback_by_no_more_than_its_time() -> None:
+    client = Client()
+    client.hears("a", offer(5), now=1000.0)
+    assert [effect.timer for effect in client.ticks(FallbackTick("s", 1), now=3.0)] == [FallbackTick("s", 2)]  # type: ignore[union-attr]
+    assert Send("tail", want(1, 5)) in client.ticks(FallbackTick("s", 2), now=3.1)
+
+
 # --- figure 3 ---------------------------------------------------------------------------------------------
 
 

@@ -344,6 +344,8 @@ class Chain:
         return [Send(to, Append(self.membership.epoch, records))]
 
     def _receive_fetch(self, src: NodeId, after: Lsn) -> Effects:
+        if after > self.durable:
+            return [Report("bad_message")]  # nobody can hold what was never forwarded
         if after + 1 < self.log.first:
             if self.snapshot is None or self.snapshot[0] <= after:
                 self.snapshot = (self.log.committed, self.log.snapshot(self.settings.chunk_rows))

@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tidings.core.history import History
-from tidings.core.ids import NodeId, RegionId, StreamId
+from tidings.core.ids import FIRST, NodeId, RegionId, StreamId
+from tidings.core.lens import ALL
 from tidings.core.span import Span
 from tidings.protocols.kernel import (
     NOTHING,
@@ -213,7 +214,7 @@ class InterRegion:
         return [Send(node, message) for peer in self.peers.values() for node in peer.replicas]
 
     def _receive_subscribe(self, src: NodeId, stream: StreamId, lo: int) -> Effects:
-        if not self.is_tail or stream not in self.streams:
+        if not self.is_tail or stream not in self.streams or lo < FIRST:
             return [Report("bad_message")]
         self.subscribers[src, stream] = Subscription(lo)
         return self._pump(src, stream)
@@ -326,6 +327,8 @@ class InterRegion:
         expect = self.expects.get(stream)
         if not self.is_head or expect is None or expect.source != src:
             return [Send(src, Unsubscribe(stream))]
+        if not know.spans or any([span.stream != stream or span.lens != ALL for span in know.spans]):
+            return [Report("bad_message")]
         if self.busy():
             return [Report("chain_busy")]  # not acknowledged: the source sends it again
         own = self.progress(stream)

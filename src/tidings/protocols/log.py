@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from tidings.core.errors import Contradiction, NotYet
+from tidings.core.errors import BadInput, Contradiction, NotYet
 from tidings.core.history import History
 from tidings.core.ids import FIRST, StreamId
 from tidings.core.rows import ArrowRows
@@ -119,8 +119,8 @@ class Log:
     def commit_next(self) -> tuple[Record, tuple[Span, ...]]:
         """Apply the next uncommitted record to the histories; returns it and the parts that were refused.
 
-        A refusal (a foreign span that contradicts what is known) is a function of the log alone, so every
-        replica refuses the same parts; the stream's end falls back to its horizon and is fetched again.
+        A refusal (a foreign span that contradicts what is known, or makes no sense in its stream) is a function of the
+        log alone, so every replica refuses the same parts; the stream's end falls back and is fetched again.
         """
         self.committed += 1
         record = self.records[self.committed - self.first]
@@ -128,7 +128,7 @@ class Log:
         for part in record.parts:
             try:
                 self.histories[part.stream].accept(part)
-            except (Contradiction, NotYet):
+            except (BadInput, Contradiction, NotYet):
                 refused.append(part)
                 self.ends[part.stream] = self.histories[part.stream].horizon
         return record, tuple(refused)

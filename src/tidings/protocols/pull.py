@@ -172,11 +172,8 @@ class Recv:
         """What is stored of [lo, hi), from its beginning up to about ``limit`` rows."""
         found: list[Span] = []
         spans = self.spans
-        at = len(spans) - 1  # nearly always the newest is wanted
-        if at >= 0 and spans[at].lo > lo:
-            at = bisect_right(spans, lo, key=_end)
-        elif at >= 0 and spans[at].hi <= lo:
-            at += 1
+        # nearly always the newest is wanted
+        at = len(spans) - 1 if spans and spans[-1].lo <= lo < spans[-1].hi else bisect_right(spans, lo, key=_end)
         while at < len(spans) and limit > 0 and spans[at].lo < hi:
             span = spans[at].slice(lo, hi)
             count = span.rows.count
@@ -525,13 +522,14 @@ class PullClient:
         effects: list[Effect] = []
         wait = self.settings.fallback
         slack = wait / 8  # ours: so much early or late is the same, and no timer is set for an instant
-        left = min(state.since + wait - now, wait)  # no longer, even if the clock was set back
+        state.since = min(state.since, now)  # the clock may have been set back
+        left = state.since + wait - now
         if left > slack:
             wait = left
         else:
             asked, state.asked = state.asked, []
             for ask in asked:
-                if now - ask.at < (state.patience if ask.fallback else wait) - slack:
+                if 0 <= now - ask.at < (state.patience if ask.fallback else wait) - slack:
                     state.asked.append(ask)
                 elif ask.fallback:
                     state.turn += 1
