@@ -117,6 +117,7 @@ class Run:
             "number": (seq + 1) // 2,
             "key": key,
             "before": 3 if key is None else None,
+            "tick": 100 + seq // 2,  # two numbers may be of one batch
             "hash": content,
             "committed_hash": None if seq == 1 else content,
             "acked_seq": None if seq == 3 else seq,
@@ -325,6 +326,11 @@ def a_subscriber_claims_more_than_it_was_handed(run: Run) -> None:
 def a_restarted_subscriber_misses_what_came_between(run: Run) -> None:
     run.receipts.remove(run.receipt("live", 4))
     run.receipts.remove(run.receipt("live", 4))
+
+
+@breaks("order")
+def a_tick_goes_back(run: Run) -> None:
+    run.events[5]["tick"] = 101
 
 
 @breaks("chain_prefix")

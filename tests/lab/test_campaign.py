@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tidings.core.errors import BadInput
-from tidings.lab import campaign
-from tidings.lab.seeds import Plan
+from tidings.core.rows import data_rows
+from tidings.core.span import Span
+from tidings.lab import campaign, seeds
+from tidings.lab.seeds import Lies, Plan
+from tidings.protocols.client import Client, ReadDone
+from tidings.protocols.messages import Read
+from tidings.protocols.proxy import StreamDef
+from tidings.sim.build import Deployment
+from tidings.sim.recorder import Recorder
+from tidings.sim.run import failures
 
 
 def first(mood: str) -> int:
@@ -49,3 +57,48 @@ def test_moods_and_aims_all_occur_among_the_first_seeds() -> None:
     moods = [Plan(seed).mood for seed in range(40)]
     assert set(moods) == {"calm", "aimed", "swarm"}
     assert moods.count("swarm") > moods.count("calm")
+    struck = {aim for seed in range(100) for _, aim in Plan(seed).aims}
+    assert struck == {*seeds.AIMS, *seeds.CUTS}
+
+
+def test_a_link_is_cut_for_long_only_where_there_is_a_way_round_and_nothing_else_strikes() -> None:
+    plans = [plan for plan in map(Plan, range(200)) if any(aim is seeds._cut_long for _, aim in plan.aims)]
+    assert plans
+    assert all(len(plan.aims) == 1 and len(plan.scenario.regions) == 3 for plan in plans)
+
+
+@pytest.mark.parametrize(("method", "name"), [("check", "check"), ("handle", "crash")])
+def test_a_failed_check_is_told_apart_from_a_crash(method: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(*args: object) -> None:
+        raise AssertionError("does not add up")
+
+    def handle(*args: object) -> None:
+        raise AssertionError("no such thing")
+
+    plan = Plan(first("calm"))
+    deployment = Deployment(plan.scenario, plan.seed, trace=False)
+    monkeypatch.setattr(Client, method, {"check": check, "handle": handle}[method])
+    deployment.world.start()
+    deployment.world.run(1.0)
+    assert [violation.invariant for violation in failures(deployment)] == [name]
+
+
+def test_an_answer_is_judged_by_its_question() -> None:
+    recorder = Recorder([StreamDef("s", "r0")], {})
+    other = Span("s", 1, 3, 3, data_rows(1, None, [b"a", b"b"]))
+    recorder.on_deliver(1.0, "r0/c0", 1, ReadDone(Read("s", 5, 9, 9), other))
+    (receipt,) = recorder.delivered.rows
+    assert receipt[4:7] == (5, 9, 9) and receipt[8] == 2
+
+
+def test_a_lie_that_nobody_refuses_is_believed() -> None:
+    lies = Lies()
+    lies.told.update(["a", "a", "b"])
+    for node, name in (
+        ("a", "contradiction"),
+        ("a", "tombstone_delivered"),
+        ("b", "contradiction"),
+        ("b", "contradiction"),
+    ):
+        lies.on_report(1.0, node, name, 1.0)
+    assert lies.believed == 1

@@ -11,9 +11,10 @@ from tidings.check import ALL_INVARIANTS
 from tidings.core.errors import BadInput
 from tidings.lab import mutants, planted
 from tidings.lab.mutants import Case, Results, Verdict
+from tidings.lab.seeds import Plan
 
 QUICK = {
-    "tail-commits-before-persist": "machine",
+    "tail-commits-before-persist": "check",
     "numbers-reused": "acknowledged",
     "key-collects-nothing": "finality",
     "asof-not-raised": "completeness",
@@ -97,7 +98,7 @@ def test_an_outcome_is_kept_until_any_source_changes(tmp_path: Path, monkeypatch
 def test_the_summary_names_all_that_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutants, "equivalents", lambda: {"g2": "it is the same"})
     seen = [invariant.__name__ for invariant in ALL_INVARIANTS if invariant.__name__ != "order"]
-    caught = Verdict(4, ["machine", *seen], "", 1.0)
+    caught = Verdict(4, ["check", *seen], "", 1.0)
     found = {"p1": caught, "p2": None, "g1": caught, "g2": None, "g3": None}
     result = mutants.summary("sprinkler", ["p1", "p2"], ["g1", "g2", "g3"], found, [9])
     assert (result["mutants"], result["caught"], result["escaped"]) == (2, 1, ["p2"])
@@ -111,6 +112,14 @@ def test_the_summary_names_all_that_does_not_hold(monkeypatch: pytest.MonkeyPatc
         "order has caught no mutant",
         "seed 9 fails without any mutant",
     ]
+
+
+def test_every_kind_of_seed_is_among_the_first() -> None:
+    order = mutants.in_turns(range(100))
+    kinds = [Plan(seed).kind for seed in order]
+    assert sorted(order) == list(range(100))
+    assert len(set(kinds[: len(set(kinds))])) == len(set(kinds)) > 12
+    assert kinds[0][0] == "calm"
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def no_duplication(trace: Trace) -> list[Violation]:
 
 
 def order(trace: Trace) -> list[Violation]:
-    """Receipts ascend; the events of a publisher, session after session, keep their order within a stream."""
+    """Receipts ascend, and so do ticks; a publisher's events, session after session, keep their order in a stream."""
     receipts = trace.delivered
     lo, group = ints(receipts, "lo"), codes(receipts, "subscriber", "incarnation", "stream")
     back = lo >= ints(receipts, "hi")
@@ -92,9 +92,14 @@ def order(trace: Trace) -> list[Violation]:
     by_number = np.lexsort((seq, number, session, group))
     first = np.unique(event[by_number], return_index=True)[1]  # a repetition is not a disorder
     overtaken = _descends(by_number[np.sort(first)], group, seq)
+
+    ticked = trace.published.filter(pc.and_(trace.published["seq"].is_valid(), trace.published["tick"].is_valid()))
+    seq, stream, tick = ints(ticked, "seq"), codes(ticked, "stream"), ints(ticked, "tick")
+    early = _descends(np.lexsort((seq, stream)), stream, tick)
     return [
         *_at("order", receipts, _RECEIPT, back, "does not lead upwards"),
         *_at("order", events, _EVENT, overtaken, "committed before an earlier event of its publisher"),
+        *_at("order", ticked, _EVENT, early, "its tick is below that of an earlier number"),
     ]
 
 

@@ -8,7 +8,7 @@
 - ``gauge``: measured values with their bounds, and ``alive:<stream>``: the final horizon of whoever lived to the end.
 
 A null says what is not known: ``seq`` (never committed), ``publisher`` (committed, but nobody sent it), ``acked_seq``
-(never acknowledged), ``hash``, ``committed_hash``, ``hash_sum`` (counted rows: content is not compared).
+(never acknowledged), ``hash``, ``committed_hash``, ``hash_sum``, ``tick`` (counted rows: content is not compared).
 Hashes are 64 unsigned bits kept as int64, because Spark has no unsigned type; `table` converts.
 """
 
@@ -38,6 +38,7 @@ PUBLISHED = pa.schema(
         ("number", pa.int64()),  # the publisher's own number of the first event of the run
         ("key", pa.binary()),
         ("before", pa.int64()),  # of a collector "before n"
+        ("tick", pa.int64()),  # of its batch, by the hybrid clock of the stream
         ("attrs", pa.string()),  # JSON
         ("hash", pa.int64()),  # content as sent
         ("committed_hash", pa.int64()),  # content as committed

@@ -1,9 +1,9 @@
 """Fault campaigns: thousands of small worlds, each broken in its own way (lab/seeds.py), each judged by everything.
 
 Until ``heal_after`` only safety is demanded; then all is mended, and everyone alive must reach the end of every stream,
-every publisher must have its answers, and every replica must be back in its chain. Where little was broken more is
-demanded: no repairs and low latency in a calm run, short stalls where faults came one at a time. All of it goes through
-check/: demands are gauges with bounds.
+every publisher and reader must have its answers, every replica must be back in its chain, and every client must know
+that chain. Where little was broken more is demanded: no repairs and low latency in a calm run, short stalls where
+faults came one at a time. All of it goes through check/: demands are gauges with bounds.
 
 What a campaign must have seen to count are its *goals*: rare paths of the protocol, each counted when it is taken.
 """
@@ -11,20 +11,26 @@ What a campaign must have seen to count are its *goals*: rare paths of the proto
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import get_context
 from typing import Any
 
-import numpy as np
-
 from tidings.check import judge
 from tidings.core.errors import BadInput
+from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.span import Span
-from tidings.lab.seeds import HEAL, LONG, TTL, WAITS, Plan
+from tidings.lab.seeds import HEAL, LONG, ORPHANED, SECONDS, TTL, WAITS, Plan
 from tidings.protocols.client import ReadDone
+from tidings.protocols.interregion import Advertise, InterRegionSettings, Subscribe, Unsubscribe
+from tidings.protocols.kernel import Effects, Received, Send
+from tidings.protocols.membership import Membership
+from tidings.protocols.proxy import Proxy
+from tidings.protocols.views import View, ViewsSettings
 from tidings.sim.build import Deployment
 from tidings.sim.faults import FaultEvent
 from tidings.sim.run import Progress, failures, simulate
@@ -74,20 +80,20 @@ def run_seed(seed: int) -> dict[str, Any]:
     deployment = Deployment(plan.scenario, seed, chain=plan.chain, publish=plan.publish, trace=False)
     world = deployment.world
     events, hits = plan.break_things(deployment)
-    reads = _Reads()
-    world.observers.append(reads)
+    seen = _Seen(deployment)
+    world.observers.append(seen)
     simulate(deployment)
     violations = failures(deployment)
     if not violations:
-        _demand(deployment, plan, events, hits)
+        _demand(deployment, plan, events, hits, seen)
     violations += judge(deployment.recorder.trace())
-    seen = {"read_answered": reads.answered, "full_restart": sum(event.kind == "region_stop" for event in events)}
+    rare = {"read_answered": seen.answered, "full_restart": sum(event.kind == "region_stop" for event in events)}
     return {
         "seed": seed,
         "mood": plan.mood,
         "violations": [(each.invariant, f"{dict(each.where)}: {each.detail}") for each in violations],
         "faults": dict(Counter([event.kind for event in events] + hits)),
-        "reports": {**world.reports, **_from_state(deployment), **seen},
+        "reports": {**world.reports, **_from_state(deployment), **rare},
         "sim_seconds": world.now,
         "wall_seconds": time.perf_counter() - began,
         "events": sum(row[0] for row in deployment.recorder.committed.values()),
@@ -96,15 +102,61 @@ def run_seed(seed: int) -> dict[str, Any]:
     }
 
 
-class _Reads:
-    """Counts reads that were answered with rows."""
+class _Seen:
+    """What the trace does not tell: reads answered, what clients believe of their chain, how sources are changed."""
 
-    def __init__(self) -> None:
-        self.answered = 0
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.answered = 0  # reads, with rows
+        self.decided: dict[RegionId, list[tuple[float, int]]] = defaultdict(list)  # epochs and when they were in force
+        self.turned_back = 0  # clients that went from a newer configuration to an older one
+        self.soonest = SECONDS  # between two changes of the source of a stream
+        self.changes: Counter[tuple[NodeId, StreamId]] = Counter()  # of the source, by head
+        self._epochs: dict[NodeId, int] = {}
+        self._changed: dict[tuple[NodeId, StreamId], tuple[float, bool]] = {}  # when, and whether from the owner
 
-    def on_deliver(self, time: float, node: str, incarnation: int, item: Any) -> None:
+    def on_deliver(self, time: float, node: NodeId, incarnation: int, item: Any) -> None:
         """Every item that some node delivers."""
-        self.answered += isinstance(item, ReadDone) and isinstance(item.answer, Span)
+        self.answered += type(item) is ReadDone and type(item.answer) is Span
+
+    def on_durable(self, time: float, node: NodeId, records: Sequence[Any]) -> None:
+        """A configuration service tells of a decision once it is written down."""
+        for record in records:
+            if type(record) is Membership:
+                self.decided[record.region].append((time, record.epoch))
+
+    def on_step(self, time: float, node: NodeId, incarnation: int, input: Any, effects: Effects) -> None:
+        """Every step of every node."""
+        if type(input) is Received:
+            if type(input.message) is View:
+                self._believes(node)
+            elif effects and type(input.message) is Advertise:
+                self._changes(time, node, effects)
+
+    def _believes(self, node: NodeId) -> None:
+        if not isinstance(self.deployment.world.hosts[node].machine, Proxy):
+            epoch = self.deployment.client(node).views.membership.epoch
+            self.turned_back += epoch < self._epochs.get(node, 0)
+            self._epochs[node] = epoch
+
+    def _changes(self, time: float, node: NodeId, effects: Effects) -> None:
+        """A head changes its sources; another tail of the same region is no other source.
+
+        The owner is preferred to others at any time, unless it has just been left.
+        """
+        region_of, left = self.deployment.region_of, {}
+        for effect in effects:
+            if type(effect) is Send and type(effect.message) is Unsubscribe:
+                left[effect.message.stream] = region_of[effect.to]
+            elif type(effect) is Send and type(effect.message) is Subscribe:
+                stream, region = effect.message.stream, region_of[effect.to]
+                if left.get(stream, region) != region:
+                    owner = self.deployment.scenario.stream(stream).region
+                    last, from_owner = self._changed.get((node, stream), (-SECONDS, False))
+                    if region != owner or from_owner:
+                        self.soonest = min(self.soonest, time - last)
+                    self._changed[node, stream] = time, left[stream] == owner
+                    self.changes[node, stream] += 1
 
 
 def _from_state(deployment: Deployment) -> dict[str, float]:
@@ -119,9 +171,12 @@ def _from_state(deployment: Deployment) -> dict[str, float]:
 # --- demands ----------------------------------------------------------------------------------------------
 
 
-def _demand(deployment: Deployment, plan: Plan, events: list[FaultEvent], hits: list[str]) -> None:
+Note = Callable[[str, str, float, float], None]
+
+
+def _demand(deployment: Deployment, plan: Plan, events: list[FaultEvent], hits: list[str], seen: _Seen) -> None:
     """What must hold at the end besides the invariants over the trace, as gauges with bounds."""
-    world = deployment.world
+    world, reports = deployment.world, deployment.world.reports
 
     def note(node: str, name: str, value: float, bound: float) -> None:
         deployment.recorder.gauge(world.now, node, name, value, bound)
@@ -133,32 +188,64 @@ def _demand(deployment: Deployment, plan: Plan, events: list[FaultEvent], hits: 
         assert publisher is not None
         if not publisher.failed:
             note(node, "unanswered_batches", len(publisher.inflight) + len(publisher.queue), 0)
-    reports = world.reports
     note("publishers", "repacked", reports.get("publisher_repacked", 0), 0)
     note("publishers", "fenced", reports.get("publisher_fenced", 0), int(plan.twin))
     if plan.publish.ttl == TTL:
         note("publishers", "expired", reports.get("publisher_expired", 0), 0)
-    _demand_views(deployment, plan, events, note)
+    here = [node for node in deployment.members() if world.hosts[node].life]
+    note("readers", "unanswered_reads", sum(deployment.client(node).reading is not None for node in here), 0)
+    if plan.forge:
+        note("run", "lies_believed", plan.lies.believed, 0)
+    else:
+        note("run", "contradictions", reports.get("contradiction", 0), 0)
+    _demand_views(deployment, plan, events, hits, seen, note)
     if plan.mood == "calm":
-        for name in NEVER_CALM:
-            note("calm", name, reports.get(name, 0), 0)
-        foreign = len(deployment.replicas) * (len(deployment.replicas) - 1)
-        note("calm", "source_switch", reports.get("source_switch", 0), foreign)  # from the first heard to the owner
-        note("calm", "latency_s", _latency(deployment), 1.5)  # a client that hears nothing probes after a second
-    if plan.mood != "swarm" and WAITS not in hits:
-        note("run", "stall_s", _stall(deployment), LONG - 1.0 if plan.mood == "aimed" else 1.5)
+        _demand_calm(deployment, seen, note)
+    if plan.mood != "swarm":
+        rule = InterRegionSettings()
+        if not world.fault_counts["clock"]:  # else a head's clock may show more than has passed
+            note("run", "sources_kept_s", -seen.soonest, -math.sqrt(rule.c_scale) * rule.period)
+        orphaned = (
+            WAITS in hits or ORPHANED in hits
+        )  # 1.2 s of mishap, a long silence, then what clients wait for answers
+        patience = LONG + 4.0 if orphaned else LONG - 1.0 if plan.mood == "aimed" else 1.5
+        note("run", "stall_s", _stall(deployment), patience)
 
 
-def _demand_views(deployment: Deployment, plan: Plan, events: list[FaultEvent], note: Any) -> None:
-    """Nearly everybody is in somebody's view, and nobody who left long ago."""
+def _demand_calm(deployment: Deployment, seen: _Seen, note: Note) -> None:
+    """Where nothing breaks there is nothing to repair, and clients have from each other what is new."""
+    reports = deployment.world.reports
+    for name in NEVER_CALM:
+        note("calm", name, reports.get(name, 0), 0)
+    turns = math.ceil(SECONDS / InterRegionSettings().grudge)  # an owner that is left is left alone for so long
+    note("calm", "source_switch", max(seen.changes.values(), default=0), 2 * turns)
+    latency = _latencies(deployment)
+    note("calm", "latency_s", max(latency.values()), 1.0)  # two shuffles, at most 0.5 s each
+    home = [late for (stream, node, _), late in latency.items() if stream == f"s-{deployment.region_of[node]}"]
+    usual = statistics.quantiles(home, n=4)[-1]  # by offers: three disks, some hops of 1 ms, and no probe (after 30 ms)
+    note("calm", "usual_latency_s", usual, 0.05)
+
+
+def _demand_views(
+    deployment: Deployment, plan: Plan, events: list[FaultEvent], hits: list[str], seen: _Seen, note: Note
+) -> None:
+    """Nearly everybody is in somebody's view, nobody who left long ago, and all know who forms their chain."""
     here = [node for node in deployment.members() if deployment.world.hosts[node].life]
-    seen = {other for node in here for other in deployment.client(node).views.view}
-    note("views", "unseen_members", len(set(here) - seen), 0.34 * len(here))
-    protocol = plan.scenario.protocol
-    long_ago = deployment.world.now - (4 * protocol.view + 5) * protocol.gossip
+    viewed = {other for node in here for other in deployment.client(node).views.view}
+    note("views", "unseen_members", len(set(here) - viewed), 0.34 * len(here))
+    protocol, now = plan.scenario.protocol, deployment.world.now
+    slept = sum([LONG for _ in hits] + [event.until - event.at for event in events if event.kind == "pause"])
+    long_ago = now - (4 * protocol.view + 5) * protocol.gossip - slept  # who slept still believes in who left meanwhile
     left = {event.args["leaver"] for event in events if event.kind == "churn" and event.at < long_ago}
     if protocol.merge == "swap":  # the paper's rule forgets only when views are cut to size
-        note("views", "departed_in_views", len(seen & left), 0)
+        note("views", "departed_in_views", len(viewed & left), 0)
+    note("views", "turned_back", seen.turned_back, 0)
+    rounds = ViewsSettings().proxy_every + 3  # then a replica is asked, and two others should it sleep (A1.28)
+    heard = now - 0.5 - rounds * protocol.gossip
+    for node in here:
+        known = deployment.client(node).views.membership
+        newest = max([epoch for at, epoch in seen.decided[known.region] if at < heard], default=0)
+        note(node, "epochs_behind", newest - known.epoch, 0)
 
 
 def _deliveries(deployment: Deployment) -> dict[tuple[str, str], list[tuple[int, float]]]:
@@ -170,17 +257,20 @@ def _deliveries(deployment: Deployment) -> dict[tuple[str, str], list[tuple[int,
     return found
 
 
-def _latency(deployment: Deployment) -> float:
-    """The longest time from a batch's arrival at its head until the last client had it, once all has settled."""
-    arrived = [(stream, lo, at) for (stream, lo), at in deployment.recorder.arrived.items() if at > 3.0]
-    worst = 0.0
-    for (stream, _), receipts in _deliveries(deployment).items():
-        ends = np.array([hi for hi, _ in receipts])
-        for name, lo, at in arrived:
-            place = int(np.searchsorted(ends, lo, side="right"))
-            if name == stream and place < len(receipts):
-                worst = max(worst, receipts[place][1] - at)
-    return worst
+def _latencies(deployment: Deployment) -> dict[tuple[StreamId, NodeId, int], float]:
+    """From a batch's arrival at its head until a client had it, once all has settled; by stream, client and number."""
+    arrived: dict[StreamId, list[tuple[int, float]]] = defaultdict(list)
+    for (stream, lo), at in deployment.recorder.arrived.items():
+        if at > 3.0:
+            arrived[stream].append((lo, at))
+    found = {}
+    for (stream, node), receipts in _deliveries(deployment).items():
+        ends = [hi for hi, _ in receipts]
+        for lo, at in arrived[stream]:
+            place = bisect_right(ends, lo)
+            if place < len(receipts):
+                found[stream, node, lo] = receipts[place][1] - at
+    return found
 
 
 def _stall(deployment: Deployment) -> float:

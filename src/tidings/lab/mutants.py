@@ -4,7 +4,7 @@ Two kinds of mutant: the *planted* ones (lab/planted.py) are mistakes people mak
 a time, every comparison and every guard of the protocol files, epoch tests included. A mutant runs in a process of its
 own, in which its module is compiled from the mutated source before anything imports it. It faces the seeds of the
 fault campaign until the first one with a violation, an exception, or more than its share of processor time (a mutant
-that hangs is caught). Kinds of seed take turns (by mood, replicas and fabric), so that for most mutants few are enough.
+that hangs is caught). Kinds of seed take turns (calm, each aimed fault, mixtures): for most mutants a few are enough.
 
 A seed that fails without any mutant proves nothing and is left out. All planted mutants must be caught, nine in ten of
 the generated ones, and each that survives needs a reason in survivors.toml why it is equivalent. Outcomes are written
@@ -73,7 +73,10 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What one seed showed: the invariants that were violated, "exception", "timeout" or "crash", if any."""
+    """What one seed showed: the invariants that were violated, "exception", "timeout" or "crash", if any.
+
+    A machine's own invariants count as "check"; a "crash" is that of a machine or of the whole process.
+    """
 
     seed: int
     by: list[str]
@@ -335,16 +338,13 @@ def run(
 
 
 def in_turns(seeds: Iterable[int]) -> list[int]:
-    """The seeds with their kinds taking turns: calm ones first, then by mood, replicas and rule of the fabric."""
+    """The seeds with their kinds taking turns, so that every kind is among the first."""
     from tidings.lab.seeds import Plan
 
-    kinds: dict[tuple[Any, ...], list[int]] = {}
+    kinds: dict[tuple[str, ...], list[int]] = {}
     for seed in seeds:
-        plan = Plan(seed)
-        scenario = plan.scenario
-        kind = (MOODS.index(plan.mood), -scenario.regions[0].replicas, scenario.protocol.merge)
-        kinds.setdefault(kind, []).append(seed)
-    turns = zip_longest(*[kinds[kind] for kind in sorted(kinds)])
+        kinds.setdefault(Plan(seed).kind, []).append(seed)
+    turns = zip_longest(*[kinds[kind] for kind in sorted(kinds, key=lambda kind: (MOODS.index(kind[0]), kind))])
     return [seed for turn in turns for seed in turn if seed is not None]
 
 
@@ -409,7 +409,7 @@ def judges() -> list[str]:
     """Everything that must have caught a mutant: the invariants over a trace, and the machines' own."""
     from tidings.check import ALL_INVARIANTS
 
-    return ["machine", *(getattr(invariant, "__name__", "") for invariant in ALL_INVARIANTS)]
+    return ["check", *(getattr(invariant, "__name__", "") for invariant in ALL_INVARIANTS)]
 
 
 def equivalents() -> dict[str, str]:

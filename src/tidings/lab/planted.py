@@ -157,6 +157,13 @@ LOG = (
         "",
         "after a snapshot a replica that becomes head gives out numbers from the beginning again",
     ),
+    Mutant(
+        "never-trimmed",
+        "protocols.log",
+        "if surplus > retain:",
+        "if surplus > retain + 1_000_000:",
+        "a replica keeps every record for ever",
+    ),
 )
 
 CONFIGURATION = (
@@ -335,6 +342,13 @@ PROXY = (
         "the head numbers from the commit point, so two batches in flight share numbers",
     ),
     Mutant(
+        "ticks-not-observed",
+        "protocols.proxy",
+        "clock.observe(self.log.ticks[stream])",
+        "pass",
+        "a new head takes its ticks from its own clock, which may be behind that of the head before",
+    ),
+    Mutant(
         "entry-not-written",
         "protocols.proxy",
         "effects = self._append(now, [Span.of(batch.stream, lo, rows)], batch.publisher)",
@@ -403,7 +417,7 @@ PULL = (
     Mutant(
         "offers-only-by-proxy",
         "protocols.pull",
-        "effects += [Send(peer, state.offer) for peer in self.fanout.active]",
+        "effects.append(SendAll(self.fanout.active, state.offer))",
         "pass",
         "clients do not tell each other of what they have delivered",
     ),
@@ -551,13 +565,6 @@ SPAN = (
         "(x, y) if x.asof <= y.asof else (y, x)",
         "(y, x) if x.asof <= y.asof else (x, y)",
         "join keeps the claim with the smaller asof",
-    ),
-    Mutant(
-        "fused-at-larger-asof",
-        "core.span",
-        "asof = min([max(span.asof, span.lo) for span in run])",
-        "asof = max([max(span.asof, span.lo) for span in run])",
-        "neighbours become one span that claims more than either knew",
     ),
 )
 

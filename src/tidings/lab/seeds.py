@@ -2,25 +2,31 @@
 
 Everything is drawn from the seed. Three moods: *calm* (nothing breaks, and then speed is demanded too), *aimed* (one
 fault at a time, each at a weak spot, so that recovery has to be quick) and *swarm* (sim/faults.py, plus aimed faults).
-Aimed faults are what chance alone seldom brings: a head, middle or tail that sleeps until it is removed; a head that
-is cut off from its chain, goes on taking events alone and is then removed; a newcomer whose seniors all fall silent
-just after the token was passed to it; a link between regions that fails, perhaps one way only.
+Aimed faults are what chance alone seldom brings: a head, middle or tail that sleeps until it is removed, perhaps a head
+whose clock was fast; a head that is cut off from its chain, goes on taking events alone and is then removed; a newcomer
+whose seniors all fall silent just when it gets the token, or is a member at last; a link between regions that fails,
+perhaps one way only, perhaps for most of the run; a region whose members nod off again and again.
+
+Worlds are as small as they may be, because most of a seed's time goes into what members tell each other: about ten
+clients, and batches that make a few hundred records of a few thousand events.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, cast
 
 import msgspec
 
+from tidings.core.ids import NodeId
 from tidings.core.rows import ArrowRows, data_rows
 from tidings.core.span import Span
-from tidings.protocols.chain import ChainSettings
+from tidings.protocols.chain import ChainSettings, Install
 from tidings.protocols.client import ReadAsOf
-from tidings.protocols.kernel import Received
+from tidings.protocols.kernel import Effects, Received
 from tidings.protocols.messages import Know
 from tidings.protocols.publishing import PublishSettings
 from tidings.sim import scenario as plans
@@ -30,12 +36,16 @@ from tidings.sim.scenario import Scenario
 
 SECONDS = 24.0
 HEAL = 17.0
-EVENTS = 3_200  # nominal, so that at least 2,000 are published whatever breaks
+EVENTS = 3_600  # nominal, so that at least 2,000 are published whatever breaks
 LONG = 6.0  # seconds of an aimed outage: far beyond the 1.5 s of silence after which a replica is removed
+FAST = 4.0  # seconds that a fast clock is ahead: more than the silence after which another head takes over
 TTL = 3600.0
 
+READS = 12  # one every 1.3 s from 3.0 on; ours, so that the last one has time for its answer
+
+ORPHANED = "newcomer orphaned"
 WAITS = "newcomer orphaned before it was a member"
-"""The aimed fault after which a chain must wait: all its members are silent, and the newcomer is not one of them."""
+"""Then its chain must wait: all members are silent, and the newcomer is not one of them."""
 
 Mood = Literal["calm", "aimed", "swarm"]
 
@@ -46,27 +56,50 @@ class Plan:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = rng = random.Random(f"campaign/{seed}")
-        self.mood: Mood = rng.choices(("calm", "aimed", "swarm"), (1, 2, 5))[0]
-        self.chain = ChainSettings(retain=rng.choice([4, 16, 64]), window=rng.choice([2, 16, 64]), chunk_rows=64)
+        self.mood: Mood = rng.choices(("calm", "aimed", "swarm"), (1, 4, 3))[0]
+        self.chain = ChainSettings(retain=rng.choice([2, 8, 32]), window=rng.choice([2, 16, 64]), chunk_rows=64)
         self.publish = PublishSettings(ttl=rng.choice([4.0, TTL]) if self.mood == "swarm" else TTL)
         self.twin = self.mood == "swarm" and rng.random() < 0.2
         self.scenario = _scenario(self, rng)
         self.faults = Faults.swarm(rng) if self.mood == "swarm" else Faults()
         self.forge = self.mood == "swarm" and rng.random() < 0.25
+        self.lies = Lies()
+        self.aims = self._aims()
+
+    def _aims(self) -> list[tuple[float, Aim]]:
+        """Aimed faults and when they strike; two regions have no way round a cut."""
+        rng, groups = self.rng, (AIMS, CUTS) if len(self.scenario.regions) > 2 else (AIMS,)
+        chance = {"calm": 0.0, "aimed": 1.0, "swarm": 0.6}[self.mood]
+        aims = [(at + rng.random(), rng.choice(rng.choice(groups))) for at in (3.0, 10.5) if rng.random() < chance]
+        if any(aim is _cut_long for _, aim in aims):  # from the beginning, and alone: a second cut would isolate
+            aims = [(0.2, _cut_long)]
+        return aims[:1] if aims and aims[0][1] in ORPHANS else aims  # those are not over when the second one comes
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """Seeds of one kind find much the same; what is first in it is most demanding."""
+        protocol, replicas = self.scenario.protocol, f"{self.scenario.regions[0].replicas} replicas"
+        match self.mood:
+            case "calm":
+                return "calm", protocol.merge
+            case "aimed":
+                return "aimed", self.aims[0][1].__name__
+            case "swarm":
+                return "swarm", "liars" if self.forge else f"{replicas}, {protocol.merge}"
 
     def break_things(self, deployment: Deployment) -> tuple[list[FaultEvent], list[str]]:
         """Enter all faults in the world; returns the swarm's, and a list that fills with the aimed ones as they hit."""
         events = deployment.unleash(self.faults, self.rng, 1.0)
         hits: list[str] = []
-        for at in (3.0, 10.5):
-            if self.mood == "aimed" or (self.mood == "swarm" and self.rng.random() < 0.6):
-                aims = AIMS if len(deployment.replicas) > 2 else AIMS[:-1]  # two regions have no way round a cut
-                aim = self.rng.choice(aims)
-                deployment.world.at(at + self.rng.random(), partial(aim, deployment, self.rng, hits))
+        for at, aim in self.aims:
+            deployment.world.at(at, partial(_strike, aim, deployment, self.rng, hits))
         if self.forge:
+            deployment.world.observers.append(self.lies)
             for at in (5.0, 9.0, 13.0):
-                deployment.world.at(at, partial(_forge, deployment, self.rng))
-        for step in range(15):
+                deployment.world.at(at, partial(_forge, deployment, self.rng, self.lies))
+        for step in range(READS):
+            if self.mood == "swarm":  # elsewhere it would help those who stall
+                deployment.world.at(2.5 + 1.3 * step, partial(_chat, deployment))
             deployment.world.at(3.0 + 1.3 * step, partial(_read, deployment, self.rng))
         return events, hits
 
@@ -76,7 +109,8 @@ class Plan:
 
 def _scenario(plan: Plan, rng: random.Random) -> Scenario:
     calm = plan.mood == "calm"
-    names = [f"r{at}" for at in range(rng.choice([2, 2, 3]))]
+    names = [f"r{at}" for at in range(rng.choice([2, 3, 3] if calm else [2, 2, 3]))]
+    clients = {2: rng.choice([4, 4, 5]), 3: 3}[len(names)]
     replicas = rng.choice([1, 2, 3, 3, 3]) if plan.mood == "swarm" else 3
     streams = tuple(_stream(f"s-{name}", name, rng) for name in names)
     publishers = tuple(_publisher(stream, rng, len(streams)) for stream in streams)
@@ -86,22 +120,31 @@ def _scenario(plan: Plan, rng: random.Random) -> Scenario:
         publishers += (msgspec.structs.replace(publishers[-1], start=rng.uniform(4.0, 12.0)),)
     return Scenario(
         scenario=plans.Run(name=f"campaign-{plan.seed}", seconds=SECONDS, seed=plan.seed, heal_after=HEAL),
-        regions=tuple(plans.Region(name, replicas=replicas, clients=rng.randint(4, 6)) for name in names),
-        links=tuple(plans.Link(a, b, rng.uniform(0.005, 0.08)) for at, a in enumerate(names) for b in names[at + 1 :]),
+        regions=tuple(plans.Region(name, replicas=replicas, clients=clients) for name in names),
+        links=_links(names, rng),
         streams=streams,
         publishers=publishers,
         protocol=plans.Protocol(
             view=rng.randint(3, 8),
-            gossip=rng.uniform(0.3, 1.0),
+            gossip=rng.uniform(0.3, 0.5),
             merge=rng.choice(["swap", "paper"]),
-            fanout=rng.randint(2, 4),
-            shuffle=rng.uniform(0.2, 0.5),
-            proxy_fanout=rng.randint(1, 4),
-            proxy_shuffle=rng.uniform(0.2, 0.5),
+            fanout=rng.choice([2, 2, 3]),
+            shuffle=rng.uniform(0.3, 0.5),
+            proxy_fanout=rng.choice([1, 1, 4] if calm else [1, 2, 4]),
+            proxy_shuffle=rng.uniform(0.3, 0.5),
             recv_rows=400 if calm else rng.choice([40, 100, 400]),
         ),
         disk=plans.Disk(sync=0.0005, spread=rng.choice([0.0, 0.002]), torn=rng.random() < 0.5),
     )
+
+
+def _links(names: list[str], rng: random.Random) -> tuple[plans.Link, ...]:
+    """A link between any two regions; often one is so long that the way round by the third region is shorter."""
+    pairs = [(a, b) for at, a in enumerate(names) for b in names[at + 1 :]]
+    if len(pairs) == 1 or rng.random() < 0.4:
+        return tuple(plans.Link(a, b, rng.uniform(0.005, 0.08)) for a, b in pairs)
+    long = rng.choice(pairs)
+    return tuple(plans.Link(*pair, 0.12 if pair == long else rng.uniform(0.005, 0.03)) for pair in pairs)
 
 
 def _stream(name: str, region: str, rng: random.Random) -> plans.Stream:
@@ -118,7 +161,7 @@ def _publisher(stream: plans.Stream, rng: random.Random, share: int, region: str
         region=region or stream.region,
         stream=stream.name,
         rate=EVENTS / share / HEAL,
-        batch=rng.choice([4, 12, 30]),
+        batch=rng.choice([12, 24, 48]),
         keys=rng.choice([3, 20, 200]) if keyed else 0,
         skew=rng.choice([0.0, 1.1]),
         stop=HEAL,
@@ -141,6 +184,17 @@ def _sleep(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
         hits.append(f"{role} sleeps")
 
 
+def _hurry(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
+    """A head with a fast clock sleeps: the next one has a slower clock, and its ticks must ascend all the same."""
+    world, region = deployment.world, _region(deployment, rng)
+    head = deployment.resolve(f"{region}/head")
+    if len(deployment.membership(region).replicas) > 1:
+        world.set_clock(head, FAST)
+        world.at(world.now + 0.5, partial(world.pause, head, LONG - 0.5))
+        world.at(world.now + 1.0, partial(world.set_clock, head))
+        hits.append("head with a fast clock sleeps")
+
+
 def _strand(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
     """A head loses its chain but not its publishers, then sleeps: what it took alone must not count."""
     world, region = deployment.world, _region(deployment, rng)
@@ -153,35 +207,107 @@ def _strand(deployment: Deployment, rng: random.Random, hits: list[str]) -> None
     hits.append("head stranded")
 
 
-def _orphan(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
-    """The tail sleeps and must join anew; once it has the token, or is the tail again, all others fall silent."""
-    region = _region(deployment, rng)
-    deployment.world.pause(deployment.resolve(f"{region}/tail"), 2.2)
-    cue = rng.choice(["token_passed", "replica_added"])
-    deployment.world.observers.append(_Orphanage(deployment, region, cue, rng.uniform(0.0, 0.02), hits))
+def _doze(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
+    """The tail and most clients of a region nod off for a moment, again and again: answers are late and overlap."""
+    world, region = deployment.world, _region(deployment, rng)
+    people = [node for node in deployment.members() if deployment.region_of[node] == region]
+    for nap in range(6):
+        begins = world.now + 0.9 * nap
+        for node in people:
+            if rng.random() < 0.7:
+                world.at(begins + rng.uniform(0.0, 0.2), partial(world.pause, node, rng.uniform(0.1, 0.5)))
+        world.at(begins + 0.2, partial(world.pause, deployment.resolve(f"{region}/tail"), 0.5))
+    hits.append("region dozes")
 
 
-class _Orphanage:
-    """Waits for a cue from a region."""
+class _Orphan:
+    """The tail sleeps and must join anew; when it is weakest all who were in the chain before it fall silent."""
 
-    def __init__(self, deployment: Deployment, region: str, cue: str, delay: float, hits: list[str]) -> None:
+    cue = "token_passed"
+
+    def __init__(self, deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
         self.deployment = deployment
-        self.region = region
-        self.cue = cue
-        self.delay = delay
+        self.world = deployment.world
+        self.region = _region(deployment, rng)
+        self.newcomer = deployment.resolve(f"{self.region}/tail")
         self.hits = hits
+        self.delay = rng.choice([0.0, 0.0, rng.uniform(0.0, 0.02)])
         self.done = False
-        deployment.world.listen()
+        self.world.pause(self.newcomer, 2.2)
+        self.world.observers.append(self)
+        self.world.listen()
 
-    def on_report(self, time: float, node: str, name: str, value: float) -> None:
+    def on_report(self, time: float, node: NodeId, name: str, value: float) -> None:
         """The tail reports that it passes the token, the service that it adds the replica."""
-        if self.done or name != self.cue or self.deployment.region_of[node] != self.region or time > HEAL - 1:
+        if self.done or name != self.cue or self.deployment.region_of[node] != self.region or time > HEAL - 2:
             return
         self.done = True
-        self.hits.append("newcomer orphaned" if name == "replica_added" else WAITS)
-        world = self.deployment.world
-        for senior in self.deployment.membership(self.region).replicas:
-            world.at(time + self.delay, partial(world.pause, senior, min(LONG, HEAL - time)))
+        membership = self.deployment.membership(self.region)
+        self.seniors, self.newcomer = membership.replicas, membership.joining or self.newcomer
+        self.world.at(time + self.delay, self.mishap)
+
+    def mishap(self) -> None:
+        """What happens besides."""
+        raise NotImplementedError
+
+    def _silence(self) -> None:
+        world = self.world
+        for senior in self.seniors:
+            world.pause(senior, max(0.0, min(LONG, HEAL - world.now)))
+        world.at(world.now + 0.1, self._name)
+
+    def _name(self) -> None:
+        member = self.newcomer in self.deployment.membership(self.region).replicas
+        self.hits.append(ORPHANED if member else WAITS)
+
+
+class _Deaf(_Orphan):
+    """Nothing more reaches the newcomer from the tail, nor the seniors from the service."""
+
+    def mishap(self) -> None:
+        world = self.world
+        blocks = world.partition([self.deployment.services[self.region]], self.seniors, one_way=True)
+        blocks += world.partition([self.seniors[-1]], [self.newcomer], one_way=True)
+        world.at(world.now + 1.0, self._silence)
+        world.at(world.now + 1.2, partial(world.rejoin, blocks))
+
+
+class _Forgetful(_Orphan):
+    """The tail restarts while the service sleeps over its wish that the newcomer be promoted."""
+
+    def mishap(self) -> None:
+        world, tail = self.world, self.seniors[-1]
+        blocks = world.partition([tail], [self.newcomer], one_way=True)
+        world.pause(self.deployment.services[self.region], 0.6)
+        world.at(world.now + 0.4, partial(world.crash, tail))
+        world.at(world.now + 0.45, partial(world.restart, tail))
+        world.at(world.now + 0.62, self._silence)
+        world.at(world.now + 1.2, partial(world.rejoin, blocks))
+
+
+class _Rash(_Orphan):
+    """The newcomer restarts as soon as it is a member: what it acknowledged must be on its disk, slow as that is."""
+
+    cue = "replica_added"
+
+    def __init__(self, deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
+        super().__init__(deployment, rng, hits)
+        self.world.slow_disk(self.newcomer, rng.choice([1.0, 30.0]))
+        self.world.at(HEAL, partial(self.world.slow_disk, self.newcomer, 1.0))
+
+    def on_step(self, time: float, node: NodeId, incarnation: int, input: Any, effects: Effects) -> None:
+        """The last piece of a snapshot is about to be written."""
+        message = input.message if type(input) is Received else None
+        if node == self.newcomer and type(message) is Install and message.last and not self.done:
+            self.world.slow_disk(node, 60.0)
+            self.world.at(time + 1.0, partial(self.world.slow_disk, node, 1.0))
+
+    def mishap(self) -> None:
+        world = self.world
+        world.slow_disk(self.newcomer, 1.0)
+        world.crash(self.newcomer)
+        world.at(world.now + 0.3, partial(world.restart, self.newcomer))
+        self._silence()
 
 
 def _cut(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
@@ -193,10 +319,25 @@ def _cut(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
     hits.append("link one way" if one_way else "link cut")
 
 
-AIMS: tuple[Callable[[Deployment, random.Random, list[str]], None], ...] = (_sleep, _strand, _orphan, _cut)
+def _cut_long(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
+    """A link fails one way from the beginning until all is mended: one side hears of what it cannot ask for."""
+    a, b = rng.sample(sorted(deployment.replicas), 2)
+    deployment.world.cut(a, b, one_way=True)
+    deployment.world.at(HEAL - 0.5, partial(deployment.world.heal, a, b))
+    hits.append("link one way for long")
 
 
-# --- readers and liars --------------------------------------------------------------------------------------
+Aim = Callable[[Deployment, random.Random, list[str]], object]
+ORPHANS: tuple[Aim, ...] = (_Deaf, _Forgetful, _Rash)
+AIMS: tuple[Aim, ...] = (_sleep, _hurry, _strand, _doze, *ORPHANS)
+CUTS: tuple[Aim, ...] = (_cut, _cut_long)  # for three regions: two have no way round
+
+
+def _strike(aim: Aim, deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
+    aim(deployment, rng, hits)
+
+
+# --- readers, chatterers and liars ---------------------------------------------------------------------------
 
 
 def _alive(deployment: Deployment) -> list[str]:
@@ -204,16 +345,45 @@ def _alive(deployment: Deployment) -> list[str]:
 
 
 def _read(deployment: Deployment, rng: random.Random) -> None:
-    """Some client reads a range as of a number in the recent past."""
-    node = rng.choice(_alive(deployment))
-    stream, horizon = rng.choice(sorted(deployment.client(node).pull.horizons.items()))
-    if horizon > 2:
-        asof = rng.randint(max(1, horizon - 120), horizon)
-        lo = rng.randint(1, horizon - 1)
-        deployment.world.inject(deployment.world.now, node, ReadAsOf(stream, lo, rng.randint(lo + 1, horizon), asof))
+    """Some client reads a range as of a number in the recent past; often it wants another one before the answer."""
+    world, node = deployment.world, rng.choice(_alive(deployment))
+    for at in (world.now, world.now + 0.001)[: rng.randint(1, 2)]:
+        stream, horizon = rng.choice(sorted(deployment.client(node).pull.horizons.items()))
+        if horizon > 2:
+            asof = rng.randint(max(1, horizon - 120), horizon)
+            lo = rng.randint(1, horizon - 1)
+            world.inject(at, node, ReadAsOf(stream, lo, rng.randint(lo + 1, horizon), asof))
 
 
-def _forge(deployment: Deployment, rng: random.Random) -> None:
+def _chat(deployment: Deployment) -> None:
+    """As after a doubled request: a tail tells clients what they know in part, and only the rest must count."""
+    for node in _alive(deployment):
+        tail = deployment.proxy(deployment.membership(deployment.region_of[node]).tail)
+        for stream, horizon in sorted(deployment.client(node).pull.horizons.items()):
+            history = tail.log.histories[stream]
+            if 1 < horizon < history.horizon:
+                for span in history.know(max(1, horizon - 3), history.horizon):
+                    _tell(deployment, node, tail.me, span)
+
+
+class Lies:
+    """What clients were told that contradicts what they know, and how often they said so."""
+
+    def __init__(self) -> None:
+        self.told: Counter[NodeId] = Counter()
+        self.refused: Counter[NodeId] = Counter()
+
+    def on_report(self, time: float, node: NodeId, name: str, value: float) -> None:
+        """Whoever refuses a contradiction reports it."""
+        self.refused[node] += name == "contradiction"
+
+    @property
+    def believed(self) -> int:
+        """How many lies nobody objected to."""
+        return sum((self.told - self.refused).values())
+
+
+def _forge(deployment: Deployment, rng: random.Random, lies: Lies) -> None:
     """Heads and a client are told what contradicts what they know; they must refuse it and go on."""
     world = deployment.world
     for region in sorted(deployment.replicas):
@@ -229,6 +399,7 @@ def _forge(deployment: Deployment, rng: random.Random) -> None:
         if spans:
             true = rng.choice(spans)
             rows = data_rows(true.lo, None, [b"forged"])
+            lies.told[node] += not world.hosts[node].wake_at  # who sleeps may have forgotten the truth when it wakes
             _tell(deployment, node, deployment.replicas[deployment.region_of[node]][0], _replaced(stream, true, rows))
             return
 

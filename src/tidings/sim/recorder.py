@@ -54,18 +54,21 @@ class Recorder:
         self.log = Columns("region", "replica", "epoch", "lsn", "hash", "event", "time")
         self.gauges = Columns("node", "name", "value", "bound", "time")
         self.reads = 0
+        self._digests: dict[int, tuple[Record, int]] = {}  # by identity: replicas share what they were sent
 
     # --- what the world tells ---------------------------------------------------------------------------
 
     def on_step(self, time: float, node: NodeId, incarnation: int, input: Any, effects: Effects) -> None:
         """Publishers' batches as they leave, owners' own events as they are written, replicas that come back."""
+        if not effects:
+            return
         if type(input) is Started and input.records:
             self._logged(time, node, 0, 0, None, LogEvent.RESTARTED)
         for effect in effects:
-            if isinstance(effect, Send):
-                if isinstance(effect.message, Publish):
+            if type(effect) is Send:
+                if type(effect.message) is Publish:
                     self._sent(effect.message)
-            elif isinstance(effect, Persist) and isinstance(effect.record, Logged):
+            elif type(effect) is Persist and type(effect.record) is Logged:
                 self._written(time, node, effect.record.record)
 
     def on_deliver(self, time: float, node: NodeId, incarnation: int, item: Any) -> None:
@@ -80,14 +83,16 @@ class Recorder:
                 self.acked.setdefault((*event[:3], item.first + at), (item.lo + at, time))
         elif isinstance(item, ReadDone) and isinstance(item.answer, Span):
             self.reads += 1
-            self._receipt(time, f"{node}#read{self.reads}", 1, item.answer)
+            read = item.read  # the answer must fit the question, whatever it says of itself
+            answer = Span(read.stream, read.lo, read.hi, read.asof, item.answer.rows)
+            self._receipt(time, f"{node}#read{self.reads}", 1, answer)
 
     def on_durable(self, time: float, node: NodeId, records: Sequence[Any]) -> None:
         """What a replica's disk now holds."""
         for entry in records:
             if isinstance(entry, Logged):
                 record = entry.record
-                self._logged(time, node, record.epoch, record.lsn, _hash(record), LogEvent.PERSISTED)
+                self._logged(time, node, record.epoch, record.lsn, self._hash(record), LogEvent.PERSISTED)
             elif isinstance(entry, CutBack):
                 self._logged(time, node, 0, entry.lsn + 1, None, LogEvent.CUT)
             elif isinstance(entry, Installed) and entry.last:
@@ -116,20 +121,20 @@ class Recorder:
 
     def _published(self) -> dict[str, list[Any]]:
         out = Columns(
-            *("stream", "seq", "count", "kind", "publisher", "session", "number", "key", "before"),
+            *("stream", "seq", "count", "kind", "publisher", "session", "number", "key", "before", "tick"),
             *("hash", "committed_hash", "acked_seq", "acked_at"),
         )
         seen: set[EventId] = set()
-        for (stream, seq), (count, kind, origin, key, before, content) in self.committed.items():
+        for (stream, seq), (count, kind, origin, key, before, tick, content) in self.committed.items():
             event = (stream, *origin)
             known = self.sent.get(event)
             seen.add(event)
             who: tuple[Any, ...] = origin if known else (None, None, None)
-            row = (stream, seq, count, kind, *who, key, before, known[1] if known else None, content)
+            row = (stream, seq, count, kind, *who, key, before, tick, known[1] if known else None, content)
             out.rows.append((*row, *self.acked.get(event, (None, None))))
         for event, (count, content) in self.sent.items():
             if event not in seen:
-                row = (event[0], None, count, 0, *event[1:], None, None, content, None)
+                row = (event[0], None, count, 0, *event[1:], None, None, None, content, None)
                 out.rows.append((*row, *self.acked.get(event, (None, None))))
         return out.dict()
 
@@ -153,7 +158,7 @@ class Recorder:
 
     def _commit(self, time: float, node: NodeId, item: Committed) -> None:
         record = item.record
-        self._logged(time, node, record.epoch, record.lsn, _hash(record), LogEvent.COMMITTED)
+        self._logged(time, node, record.epoch, record.lsn, self._hash(record), LogEvent.COMMITTED)
         for part in record.parts:
             stream = self.streams.get(part.stream)
             if stream is None or stream.region != self.region_of[node] or (part.stream, part.lo) in self.committed:
@@ -170,12 +175,12 @@ class Recorder:
         for seq, content, kind, key, before in zip(rows.numbers.tolist(), rows.content.tolist(), *columns, strict=True):
             number = origin.first + seq - origin.lo
             source = (origin.publisher, origin.session, number)
-            self.committed[stream, seq] = (1, kind, source, key, before, content)
+            self.committed[stream, seq] = (1, kind, source, key, before, origin.tick, content)
 
     def _commit_run(self, stream: StreamId, rows: CountedRows, record: Record) -> None:
         source = _source(rows, record)
         kind, before = (1, rows.collectors[0][1]) if rows.collectors else (0, None)
-        self.committed[stream, rows.first] = (rows.count, kind, source, None, before, None)
+        self.committed[stream, rows.first] = (rows.count, kind, source, None, before, None, None)
 
     def _receipt(self, time: float, node: NodeId, incarnation: int, span: Span) -> None:
         counted = isinstance(span.rows, CountedRows)
@@ -186,12 +191,14 @@ class Recorder:
             )
         )
 
+    def _hash(self, record: Record) -> int:
+        known = self._digests.get(id(record))
+        if known is None:
+            known = self._digests[id(record)] = (record, int.from_bytes(record.digest[:8], "little"))
+        return known[1]
+
     def _logged(self, time: float, node: NodeId, epoch: int, lsn: int, digest: int | None, event: LogEvent) -> None:
         self.log.rows.append((self.region_of[node], node, epoch, lsn, digest, event.value, time))
-
-
-def _hash(record: Record) -> int:
-    return int.from_bytes(record.digest[:8], "little")
 
 
 def _source(rows: CountedRows, record: Record) -> tuple[str, int, int]:

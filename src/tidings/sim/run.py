@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tidings.check import Violation, judge
+from tidings.core.ids import NodeId
+from tidings.protocols.chain import Committed
 from tidings.sim.build import Deployment
 from tidings.sim.faults import Faults
 from tidings.sim.scenario import Scenario
@@ -50,11 +52,13 @@ def simulate(deployment: Deployment, progress: Progress | None = None) -> float:
     """Run the world to the scenario's end; returns the wall seconds it took."""
     began = time.perf_counter()
     world, run = deployment.world, deployment.scenario.scenario
+    kept = _Kept(deployment)
+    world.observers.append(kept)
     world.start()
     steps = max(1, round(run.seconds))
     for step in range(1, steps + 1):
         world.run(run.seconds * step / steps)
-        _sample(deployment)
+        _sample(deployment, kept)
         if progress is not None:
             progress(step, steps, f"simulated {world.now:.0f} s")
         if world.failures:
@@ -65,11 +69,13 @@ def simulate(deployment: Deployment, progress: Progress | None = None) -> float:
 
 
 def failures(deployment: Deployment) -> list[Violation]:
-    """Machines that raised, or whose own invariants did not hold."""
-    return [
-        Violation("machine", {"node": each.node, "time": each.time}, each.traceback.strip().splitlines()[-1])
-        for each in deployment.world.failures
-    ]
+    """Machines that raised ("crash"), or whose own invariants did not hold ("check")."""
+    found = []
+    for each in deployment.world.failures:
+        name = "check" if ", in check\n" in each.traceback else "crash"
+        last = each.traceback.strip().splitlines()[-1]
+        found.append(Violation(name, {"node": each.node, "time": each.time}, last))
+    return found
 
 
 def describe(violation: Violation) -> dict[str, Any]:
@@ -89,7 +95,23 @@ def note_alive(deployment: Deployment) -> None:
             recorder.alive(world.now, node, {name: history.horizon for name, history in histories.items()})
 
 
-def _sample(deployment: Deployment) -> None:
+class _Kept:
+    """How many committed records each replica kept when it last trimmed its log, and how many it may."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.now: dict[NodeId, tuple[int, int]] = {}
+
+    def on_deliver(self, time: float, node: NodeId, incarnation: int, item: Any) -> None:
+        """A record is committed, and the log has just been trimmed: by halves, so twice what is wanted may be left."""
+        if type(item) is Committed:
+            chain = self.deployment.proxy(node).chain
+            lacking = 0 if chain.fed is None else min(chain.log.committed - chain.fed, chain.settings.backlog)
+            bound = 2 * max(chain.settings.retain, lacking)
+            self.now[node] = chain.log.committed + 1 - chain.log.first, bound
+
+
+def _sample(deployment: Deployment, kept: _Kept) -> None:
     """Once a simulated second: how full the buffers are."""
     world, recorder, now = deployment.world, deployment.recorder, deployment.world.now
     for node in deployment.members():
@@ -105,9 +127,8 @@ def _sample(deployment: Deployment) -> None:
                 chain = deployment.proxy(node).chain
                 backlog = chain.log.last - chain.log.committed
                 recorder.gauge(now, node, "uncommitted_records", backlog, chain.settings.backlog)
-                kept = len(chain.log.records) - backlog
-                bound = 2 * max(chain.settings.retain, chain.settings.backlog)
-                recorder.gauge(now, node, "retained_records", kept, bound)
+                if node in kept.now:
+                    recorder.gauge(now, node, "retained_records", *kept.now[node])
 
 
 def metrics(deployment: Deployment) -> dict[str, Any]:
