@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import numpy as np
@@ -13,6 +14,15 @@ from tidings.check.survivors import Expected, Survivors
 from tidings.core.hashing import hash_sum, row_hashes
 
 EVENT = st.tuples(st.sampled_from([None, b"", b"a", b"b", b"c"]), st.none() | st.integers(0, 30))
+PREDICATES = {
+    "() key = X'61'": lambda seq, key, day: key == b"a",
+    "(day date) day > DATE'2024-01-01'": lambda seq, key, day: day is not None and day > "2024-01-01",
+    "(day date) day IS NULL AND seq < 9L": lambda seq, key, day: day is None and seq < 9,
+}
+ANY_EVENT = st.tuples(
+    st.sampled_from([None, b"a", b"b"]), st.sampled_from([None, "2024-01-01", "2024-01-02"]),
+    st.sampled_from([None, None, None, *sorted(PREDICATES)]),
+)  # fmt: skip
 
 
 def published(events: list[tuple[bytes | None, int | None]]) -> dict[str, object]:
@@ -58,6 +68,38 @@ def test_expected_rows_and_hashes_equal_those_of_the_naive_model(
         content = (alive - 1).astype(np.uint64) * np.uint64(2**61 + 7)
         assert (expected.rows[i], expected.unknown[i], expected.hashed[i]) == (len(alive), 0, True)
         assert int(expected.hash_sum[i]) == hash_sum(row_hashes(alive, content))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(ANY_EVENT, max_size=20), st.booleans(), st.data())
+def test_predicates_collect_what_the_naive_model_says(
+    drawn: list[tuple[bytes | None, str | None, str | None]], by_key: bool, data: st.DataObject
+) -> None:
+    events = [(None, None, where) if where else (key, day, None) for key, day, where in drawn]
+    columns = published([(key, None) for key, _, _ in events]) | {
+        "kind": [int(where is not None) for _, _, where in events],
+        "attrs": [None if day is None else json.dumps({"day": day, "other": [1]}) for _, day, _ in events],
+        "where": [where for _, _, where in events],
+    }
+
+    def collected_by(seq: int) -> float:
+        key, day, own = events[seq - 1]
+        for later, (other, _, where) in enumerate(events[seq:], seq + 1):
+            if where and (own == where if own else PREDICATES[where](seq, key, day)):
+                return later
+            if by_key and key is not None and key == other:
+                return later
+        return float("inf")
+
+    stream = Survivors(table(PUBLISHED, columns), "by-key" if by_key else "none")
+    end = len(events) + 1
+    for asof in range(1, end + 1):
+        lo = data.draw(st.integers(1, end))
+        alive = np.array([seq for seq in range(lo, end) if collected_by(seq) >= asof], np.int64)
+        found = expect(stream, lo, end, asof)
+        assert found.rows == len(alive)
+        content = (alive - 1).astype(np.uint64) * np.uint64(2**61 + 7)
+        assert int(found.hash_sum[0]) == hash_sum(row_hashes(alive, content))
 
 
 def expect(stream: Survivors, lo: int, hi: int, asof: int) -> Expected:

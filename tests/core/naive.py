@@ -6,8 +6,8 @@ is remembered between questions, so there is nothing to get wrong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,10 +22,32 @@ class Event(NamedTuple):
     seq: int
     key: bytes | None
     before: int | None
+    tenant: str | None = None
+    where: str | None = None
+
+    @property
+    def collects_only(self) -> bool:
+        return self.before is not None or self.where is not None
 
     @property
     def payload(self) -> bytes:
         return b"%d" % self.seq
+
+
+KEY_PREDICATES: dict[str, Callable[[Event], bool]] = {
+    "() key = X'61'": lambda event: event.key == b"a",
+    "() key IS NULL": lambda event: event.key is None,
+    "() length(key) > 0 AND key <> X'61'": lambda event: bool(event.key) and event.key != b"a",
+}
+PREDICATES: dict[str, Callable[[Event], bool]] = {
+    "(tenant string) tenant = 'acme'": lambda event: event.tenant == "acme",
+    "(tenant string) tenant IS NULL": lambda event: event.tenant is None,
+    "(tenant string) seq < 5L AND NOT tenant = 'acme'": lambda event: (
+        event.seq < 5 and event.tenant not in (None, "acme")
+    ),
+    **KEY_PREDICATES,
+}
+"""What predicate events say, and what that means; on a by-key stream only the key may matter."""
 
 
 class Naive:
@@ -42,10 +64,10 @@ class Naive:
     def horizon(self) -> int:
         return len(self.events) + 1
 
-    def publish(self, batch: Sequence[tuple[bytes | None, int | None]]) -> Span:
-        """Append events given as (key, before)."""
+    def publish(self, batch: Sequence[tuple[Any, ...]]) -> Span:
+        """Append events given as (key, before) or (key, before, tenant, where)."""
         lo = self.horizon
-        self.events += [Event(lo + i, key, before) for i, (key, before) in enumerate(batch)]
+        self.events += [Event(lo + i, *fields) for i, fields in enumerate(batch)]
         self.batches.append(Origin(lo, self.horizon, "p", 1, lo, at=float(lo)))
         return self.span(lo, self.horizon, lo)
 
@@ -54,6 +76,8 @@ class Naive:
             return False
         if collector.before is not None and event.seq < collector.before:
             return True
+        if collector.where is not None:
+            return collector.where == event.where if event.collects_only else PREDICATES[collector.where](event)
         return self.by_key and collector.key is not None and collector.key == event.key
 
     def killer(self, event: Event) -> int | None:
@@ -74,13 +98,19 @@ class Naive:
             pairs = tuple((event.seq, event.before) for event in events if event.before is not None)
             return CountedRows(events[0].seq, events[-1].seq + 1, SIZE, pairs)
         columns = [
-            pa.array([DATA if event.before is None else GC for event in events], pa.uint8()),
+            pa.array([GC if event.collects_only else DATA for event in events], pa.uint8()),
             pa.array([event.key for event in events], pa.binary()),
             pa.array([event.payload for event in events], pa.binary()),
             pa.array([event.before for event in events], pa.int64()),
         ]
+        schema = ROW_SCHEMA
+        for name in ("tenant", "where"):
+            values = pa.array([getattr(event, name) for event in events], pa.string())
+            if values.null_count < len(values):
+                schema = schema.append(pa.field(name, pa.string()))
+                columns.append(values)
         seqs = np.array([event.seq for event in events], dtype=np.int64)
-        dense = ArrowRows.dense(1, pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA))
+        dense = ArrowRows.dense(1, pa.RecordBatch.from_arrays(columns, schema=schema))
         origins = []
         for origin in self.batches:
             inside = [event.seq for event in events if origin.lo <= event.seq < origin.hi]
@@ -96,7 +126,12 @@ def events_of(rows: Rows) -> list[Event]:
         befores = dict(rows.collectors)
         return [Event(seq, None, befores.get(seq)) for seq in range(rows.first, rows.hi)]
     assert isinstance(rows, ArrowRows)
-    keys, payloads, befores = (rows.batch.column(i).to_pylist() for i in (1, 2, 3))
-    events = [Event(*row) for row in zip(rows.numbers.tolist(), keys, befores, strict=True)]
+    names = rows.batch.schema.names
+    nothing = [None] * rows.count
+    keys, payloads, befores, tenants, wheres = (
+        rows.batch.column(name).to_pylist() if name in names else nothing
+        for name in ("key", "payload", "before", "tenant", "where")
+    )
+    events = [Event(*row) for row in zip(rows.numbers.tolist(), keys, befores, tenants, wheres, strict=True)]
     assert payloads == [event.payload for event in events]
     return events

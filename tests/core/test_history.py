@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from core.naive import Event, Naive, events_of
+from core.naive import KEY_PREDICATES, PREDICATES, Event, Naive, events_of
 from tidings.core import chunks
 from tidings.core.chunks import Chunks
 from tidings.core.errors import AsofGone, BadInput, Contradiction, NotYet
@@ -31,6 +31,20 @@ FRACTION = st.integers(0, 1000)
 def at(fraction: int, lo: int, hi: int) -> int:
     """A number in [lo, hi]."""
     return lo + (hi - lo) * fraction // 1000
+
+
+TENANTS = [None, "acme", "beta"]
+WHERE = st.none() | st.none() | st.integers(0, 5)
+
+
+def predicate_or_data(
+    by_key: bool, key: bytes | None, tenant: str | None, where: int | None
+) -> tuple[bytes | None, None, str | None, str | None]:
+    """Fields of a naive event: data, or a predicate that such a stream may have."""
+    if where is None:
+        return key, None, tenant, None
+    allowed = sorted(KEY_PREDICATES if by_key else PREDICATES)
+    return None, None, None, allowed[where % len(allowed)]
 
 
 class Histories(RuleBasedStateMachine):
@@ -69,6 +83,12 @@ class Histories(RuleBasedStateMachine):
             for i, (key, fraction) in enumerate(batch)
         ]  # fmt: skip
         span = self.truth.publish(events)
+        assert self.all["owner"].accept(span) == span
+
+    @precondition(lambda self: not self.counted)
+    @rule(batch=st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(TENANTS), WHERE), min_size=1, max_size=8))
+    def publish_predicates(self, batch: list[tuple[bytes | None, str | None, int | None]]) -> None:
+        span = self.truth.publish([predicate_or_data(self.truth.by_key, *fields) for fields in batch])
         assert self.all["owner"].accept(span) == span
 
     @rule(overlap=st.integers(0, 6), size=st.integers(1, 12), asof=FRACTION)
@@ -243,15 +263,22 @@ TestCounted = CountedHistories.TestCase
 
 # --- what cannot be true ------------------------------------------------------------------------------------
 
-EVENTS = st.lists(st.tuples(st.sampled_from(KEYS), st.none() | FRACTION), min_size=2, max_size=24)
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(KEYS), st.none() | FRACTION, st.sampled_from(TENANTS), WHERE), min_size=2, max_size=24
+)
+Fields = tuple[bytes | None, int | None, str | None, int | None]
 
 
-def stream_of(batch: list[tuple[bytes | None, int | None]], policy: str, counted: bool) -> Naive:
+def stream_of(batch: list[Fields], policy: str, counted: bool) -> Naive:
     """A naive stream; every other fraction makes a "before n" event."""
     truth = Naive(policy == "by-key", counted)
-    for seq, (key, fraction) in enumerate(batch, 1):
-        collects = fraction is not None and fraction % 2 == 0
-        truth.publish([(None if counted or collects else key, at(fraction or 0, 1, seq) if collects else None)])
+    for seq, (key, fraction, tenant, where) in enumerate(batch, 1):
+        if fraction is not None and fraction % 2 == 0:
+            truth.publish([(None, at(fraction, 1, seq))])
+        elif counted:
+            truth.publish([(None, None)])
+        else:
+            truth.publish([predicate_or_data(truth.by_key, key, tenant, where)])
     return truth
 
 
@@ -259,7 +286,7 @@ def stream_of(batch: list[tuple[bytes | None, int | None]], policy: str, counted
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(batch=EVENTS, cut=FRACTION, asof=FRACTION, which=FRACTION)
 def test_a_row_that_survived_its_collector_is_refused_when_that_arrives(
-    policy: str, counted: bool, batch: list[tuple[bytes | None, int | None]], cut: int, asof: int, which: int
+    policy: str, counted: bool, batch: list[Fields], cut: int, asof: int, which: int
 ) -> None:
     truth = stream_of(batch, policy, counted)
     middle = at(cut, 2, truth.horizon)
@@ -287,7 +314,7 @@ def test_a_row_that_survived_its_collector_is_refused_when_that_arrives(
 def test_known_rows_that_differ_are_refused(
     policy: str,
     counted: bool,
-    batch: list[tuple[bytes | None, int | None]],
+    batch: list[Fields],
     asofs: tuple[int, int],
     cut: int,
     which: int,
@@ -527,3 +554,13 @@ def test_the_size_of_a_history_is_told(make: Callable[[], Span]) -> None:
     history.accept(span)
     assert history.nbytes >= 300
     assert history.accept(Span("s", 31, 31, 31, NO_ROWS)) is None
+
+
+def test_what_collects_fast_is_purged_as_it_comes() -> None:
+    history = History("s", GcPolicy.parse("by-key"))
+    keys = [b"%d" % key for key in range(4096)]
+    for lo in range(1, 200 * 4096, 4096):
+        history.accept(Span.of("s", lo, data_rows(lo, keys, [b""] * 4096)))
+        history.tidy()
+        assert history.rows_stored <= 6 * 65536
+    assert history.live == 4096

@@ -4,25 +4,32 @@ Worked out from the published table alone and independently of `core.history`, w
 
 - A collector "before n" kills every earlier event below n. What such collectors below asof leave is a suffix, so they
   only raise lo: to the largest n among them (a collector never reaches beyond itself).
-- On a by-key stream the next event with the same key is the killer. How many victims in [lo, hi) have a killer below
-  asof is a dominance count: numbers on one axis, killers on the other. All receipts are counted together by halving
-  the killers' axis bit by bit, stably (a wavelet matrix that keeps only its current level): about
-  log2(end) numpy passes over victims and receipts, no Python loop over either.
+- On a by-key stream the next event with the same key is the killer. A predicate event kills the earlier data events
+  for which it is true, by their attributes, key and number, and earlier events that are the same predicate. The first
+  killer counts.
+- How many victims in [lo, hi) have a killer below asof is a dominance count: numbers on one axis, killers on the
+  other. All receipts are counted together by halving the killers' axis bit by bit, stably (a wavelet matrix that keeps
+  only its current level): about log2(end) numpy passes over victims and receipts, no Python loop over either.
 - The expected hash sum is counted the same way, modulo 2**64. A run of counted events has no hashes; a receipt that
   touches one is judged by its number of rows alone.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tidings.core.filters import from_json
 from tidings.core.hashing import row_hashes
-from tidings.core.ids import FIRST
+from tidings.core.ids import FIRST, NEVER
+from tidings.core.predicates import Predicate
+from tidings.core.rows import DATA
 
 Ints: TypeAlias = NDArray[np.int64]
 Hashes: TypeAlias = NDArray[np.uint64]
@@ -92,10 +99,14 @@ class Survivors:
         reach = np.minimum(ints(rows, "before")[before], self._collectors)
         self._reach = np.maximum.accumulate(np.append(0, reach))
 
-        self._victims, self._killers, self._victim_hashes = seq[:0], seq[:0], row[:0]
+        killers = np.full(len(seq), NEVER)
         if "by-key" in policy.split(","):
             victim, killer = _same_key(rows)
-            self._victims, self._killers, self._victim_hashes = seq[victim], seq[killer], row[victim]
+            killers[victim] = seq[killer]
+        if rows["where"].null_count < rows.num_rows:
+            killers = np.minimum(killers, _first_predicates(rows))
+        victim = np.flatnonzero(killers < NEVER)
+        self._victims, self._killers, self._victim_hashes = seq[victim], killers[victim], row[victim]
 
     def numbers(self, lo: Ints, hi: Ints) -> Ints:
         """How many numbers of each [lo, hi) are committed."""
@@ -139,6 +150,24 @@ def _same_key(rows: pa.Table) -> tuple[Ints, Ints]:
     victim, killer = order[:-1][same], order[1:][same]
     ascending = np.argsort(victim)
     return victim[ascending], killer[ascending]
+
+
+def _first_predicates(rows: pa.Table) -> Ints:
+    """For each event the number of the first predicate event that collects it, or NEVER."""
+    seq, where = ints(rows, "seq"), rows["where"]
+    single = (ints(rows, "kind") == DATA) & (ints(rows, "count") == 1)
+    killers = np.full(len(seq), NEVER)
+    attributes: list[dict[str, Any]] = [json.loads(text) if text else {} for text in rows["attrs"].to_pylist()]
+    for at in reversed(np.flatnonzero(valid(rows, "where")).tolist()):  # so that the first one is written last
+        text = where[at].as_py()
+        predicate = Predicate.read(text)
+        columns = {"seq": rows["seq"], "key": rows["key"]}
+        for name, kind in predicate.attributes.items():
+            columns[name] = from_json([one.get(name) for one in attributes], kind)
+        data = single & predicate.filter.mask(pa.table(columns))
+        same: Mask = pc.equal(where, text).fill_null(False).to_numpy()
+        killers[:at][(data | same)[:at]] = seq[at]
+    return killers
 
 
 def dominated(values: Ints, weights: Hashes, left: Ints, right: Ints, limit: Ints) -> tuple[Ints, Hashes]:

@@ -38,8 +38,9 @@ PUBLISHED = pa.schema(
         ("number", pa.int64()),  # the publisher's own number of the first event of the run
         ("key", pa.binary()),
         ("before", pa.int64()),  # of a collector "before n"
+        ("where", pa.string()),  # of a predicate event: what it collects, as core.predicates writes it
         ("tick", pa.int64()),  # of its batch, by the hybrid clock of the stream
-        ("attrs", pa.string()),  # JSON
+        ("attrs", pa.string()),  # JSON object; times and dates in ISO form, bytes in hexadecimal
         ("hash", pa.int64()),  # content as sent
         ("committed_hash", pa.int64()),  # content as committed
         ("acked_seq", pa.int64()),  # what the publisher was told for the first event of the run

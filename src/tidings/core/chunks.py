@@ -1,9 +1,10 @@
-"""Storage of a history's Arrow rows: chunks in ascending order, and for each row the number that collected it by key.
+"""Storage of a history's Arrow rows: chunks in ascending order, and for each row the number that collected it.
 
-A chunk is an immutable `ArrowRows` with a mutable array ``dead`` beside it (only on by-key streams). One integer
+A chunk is an immutable `ArrowRows` with a mutable array ``dead`` beside it (where rows are marked). One integer
 table describes all chunks (first number, rows, addresses of what a search needs and of ``dead``, rows alive), so that
 a compiled kernel can find and mark any row without Python touching it. Rows collected by "before n" are not marked:
-they are those below ``low``, which callers pass in.
+they are those below ``low``, which callers pass in. Rows that a predicate collects are found by evaluating it over
+every chunk and marked like the others; where there are no keys a chunk gets its ``dead`` when that first happens.
 
 Small batches are gathered: when a run of small chunks gets long it becomes one chunk, so thousands of tiny accepts
 stay cheap to read. `compact` rewrites chunks of which at least half can go, together with small neighbours, within
@@ -24,7 +25,7 @@ from tidings.core.errors import BadInput
 from tidings.core.hashing import Seqs
 from tidings.core.ids import NEVER
 from tidings.core.keyindex import KeyIndex
-from tidings.core.rows import NO_ROWS, ArrowRows, Rows
+from tidings.core.rows import NO_ROWS, ROW_SCHEMA, ArrowRows, Rows
 from tidings.core.span import Span
 
 CHUNK_ROWS = 16384  # ours, because a rewrite of so many takes about a millisecond, and batches of this size pay (SP1)
@@ -36,7 +37,7 @@ FIRST_ROW, COUNT, SEQS, PLACES, SHIFT, DEAD, ALIVE, WIDTH = range(8)  # columns 
 
 
 class Chunk(NamedTuple):
-    """Rows and, on a by-key stream, the number that collected each by its key (NEVER while none has).
+    """Rows and, where rows are marked, the number that collected each by key or predicate (NEVER while none has).
 
     ``places`` shortens the search in sparse rows: those with (number - first) >> shift = i begin at places[i].
     """
@@ -80,6 +81,7 @@ class Chunks:
         self._chunks: list[Chunk] = []
         self._firsts: list[int] = []
         self._table: NDArray[np.int64] = np.zeros((8, WIDTH), dtype=np.int64)
+        self._marks = by_key  # whether rows are marked
         self._small = 0  # how many chunks at the end are small
         self._cursor = NEVER  # compaction works downwards and stopped above this number
 
@@ -101,6 +103,27 @@ class Chunks:
         if befores.null_count == rows.count:
             return []
         return [(s, n) for s, n in zip(rows.numbers.tolist(), befores.to_pylist(), strict=True) if n is not None]
+
+    def predicates(self, rows: Rows, low: int) -> list[tuple[int, Seqs]]:
+        """The predicate events among rows, each with the numbers at or above low that it collects, ascending."""
+        if not isinstance(rows, ArrowRows) or rows.batch.num_columns <= len(ROW_SCHEMA):
+            return []
+        from tidings.core.predicates import predicates_in
+
+        found = []
+        for seq, predicate in predicates_in(rows, self.index is not None):
+            victims = []
+            for at in range(max(bisect_right(self._firsts, low) - 1, 0), len(self._chunks)):
+                chunk, alive = self._chunks[at].rows, int(self._table[at, ALIVE])
+                if alive:
+                    dead = self._chunks[at].dead
+                    hit = predicate.collects(chunk)
+                    victims.append(chunk.numbers[hit if dead is None else hit & (dead == NEVER)])
+            earlier = rows.slice(0, seq)
+            victims.append(earlier.numbers[predicate.collects(earlier)])
+            numbers = np.concatenate(victims)
+            found.append((seq, numbers[numbers >= low]))
+        return found
 
     def claim(self, rows: Rows) -> Claim | None:
         """Enter the rows' keys in the index: what they replace. `BadInput` changes nothing."""
@@ -152,6 +175,30 @@ class Chunks:
         if self.live < before:
             self.last_kill = max(self.last_kill, killer)
 
+    def collect(self, killer: int, victims: Seqs) -> None:
+        """Mark rows, of which none is below the low, as collected by a predicate event, unless an earlier one has."""
+        for at in range(max(bisect_right(self._firsts, int(victims[0])) - 1, 0), len(self._chunks)):
+            chunk = self._chunks[at]
+            where = victims[slice(*victims.searchsorted((chunk.rows.first, chunk.number(chunk.rows.count - 1) + 1)))]
+            if not len(where):
+                continue
+            seqs = chunk.rows.seqs
+            places = where - chunk.rows.first if seqs is None else seqs.searchsorted(where)
+            dead = chunk.dead
+            if dead is None:
+                dead = np.full(chunk.rows.count, NEVER)
+                self._chunks[at] = chunk._replace(dead=dead)
+                self._table[at, DEAD] = _address(dead)
+                self._marks = True
+            fresh = places[dead[places] == NEVER]
+            dead[places] = np.minimum(dead[places], killer)
+            self._table[at, ALIVE] -= len(fresh)
+            self.live -= len(fresh)
+            if self.index is not None:  # what is collected is no longer the last of its key
+                keys = chunk.rows.batch.column(COLUMN_KEY).take(pa.array(fresh))
+                self.index.restore(keys, np.full(len(keys), -1))
+        self.last_kill = max(self.last_kill, killer)
+
     # --- asking -----------------------------------------------------------------------------------------
 
     def survivors(self, lo: int, hi: int, asof: int, low: int, limit: int = NEVER) -> tuple[Rows, int]:
@@ -181,7 +228,7 @@ class Chunks:
         return (parts[0].concat(parts[1:]) if parts else NO_ROWS), hi
 
     def dead_at(self, seq: int) -> int | None:
-        """The number that collected a stored row by key, NEVER if none has; None if the row is not stored."""
+        """The number that a stored row is marked with, NEVER if with none; None if the row is not stored."""
         at = bisect_right(self._firsts, seq) - 1
         if at < 0:
             return None
@@ -205,10 +252,10 @@ class Chunks:
         """Drop rows below low or collected below limit, looking at about ``budget`` of them; how many went."""
         before = self.stored
         self._drop_below(low)
-        if self.index is not None:
+        if self._marks:
             self._rewrite_sparse(limit, low, budget)
-            if len(self.index) > 2 * self.live + SMALL_ROWS:
-                self.index.forget(low)
+        if self.index is not None and len(self.index) > 2 * self.live + SMALL_ROWS:
+            self.index.forget(low)
         return before - self.stored
 
     def _drop_below(self, low: int) -> None:
@@ -243,8 +290,7 @@ class Chunks:
         """How many rows of a chunk may go; fewer than its dead ones while a lease holds them."""
         chunk = self._chunks[at]
         start, _ = chunk.span_of(low, NEVER)
-        assert chunk.dead is not None
-        return start + int(np.count_nonzero(chunk.dead[start:] < limit))
+        return start + (0 if chunk.dead is None else int(np.count_nonzero(chunk.dead[start:] < limit)))
 
     def _group(self, last: int) -> int:
         """Where the run of chunks begins that is worth rewriting together with this one."""
@@ -263,20 +309,23 @@ class Chunks:
         parts: list[ArrowRows] = []
         deads: list[Seqs | None] = []
         for rows, dead, _, _ in self._chunks[first:end]:
-            if dead is None or limit == 0:
+            if limit == 0:
                 parts.append(rows)
                 deads.append(dead)
                 continue
-            keep = dead >= limit
+            keep = np.ones(rows.count, np.bool_) if dead is None else dead >= limit
             if rows.first < low:
                 keep &= rows.numbers >= low
             parts.append(rows.take(keep))
-            deads.append(dead[keep])
+            deads.append(None if dead is None else dead[keep])
         alive = int(self._table[first:end, ALIVE].sum())
         merged = parts[0].concat(parts[1:])
         self.stored -= int(self._table[first:end, COUNT].sum()) - merged.count
         assert isinstance(merged, ArrowRows)
-        dead = None if self.index is None else np.concatenate([dead for dead in deads if dead is not None])
+        dead = None
+        if any(one is not None for one in deads):
+            pairs = zip(parts, deads, strict=True)
+            dead = np.concatenate([np.full(part.count, NEVER) if one is None else one for part, one in pairs])
         self._splice(first, end, self._chunk(merged, dead) if merged.count else None, alive)
 
     def _chunk(self, rows: ArrowRows, dead: Seqs | None) -> Chunk:

@@ -1,9 +1,10 @@
 """The history of a stream: all committed knowledge a node has of it, from the first number to its horizon.
 
 Rows are kept with the number that collected them, so one history answers for every asof in [floor, horizon]: the
-rows of [lo, hi) are those not collected by an event below asof. Two kinds of event collect (A1.45): on a by-key
-stream a row collects the earlier row with its key; a "before n" event collects every row below n. The latter form a
-staircase of (number, low), the former mark single rows (`Chunks`). A row collected twice keeps the first number.
+rows of [lo, hi) are those not collected by an event below asof. Three kinds of event collect (A1.45): on a by-key
+stream a row collects the earlier row with its key; a predicate event collects the earlier rows for which it is true
+(`predicates`); a "before n" event collects every row below n. The last form a staircase of (number, low), the others
+mark single rows (`Chunks`). A row collected twice keeps the first number.
 
 Spans from others may have been collected up to an asof beyond the horizon; what collected them follows later. The
 floor rises to that asof, and until the horizon reaches it the history remembers its pieces as they came and hands
@@ -25,12 +26,15 @@ import numpy as np
 from tidings.core.chunks import Chunks, Claim
 from tidings.core.errors import AsofGone, BadInput, Contradiction, NotYet
 from tidings.core.gc import NONE, GcPolicy
+from tidings.core.hashing import Seqs
 from tidings.core.ids import FIRST, NEVER, StreamId
 from tidings.core.lens import ALL
 from tidings.core.rows import NO_ROWS, ArrowRows, CountedRows, Rows
-from tidings.core.span import Span, join
+from tidings.core.span import Span, join, within
 
 PURGE_ROWS = 1 << 16  # ours, because looking at so many rows takes a few milliseconds; the rest waits for the next call
+
+CROWDED = 4  # ours: rows stored per row alive from which `tidy` purges; a purge is the cheaper the more it finds dead
 
 Collector = tuple[int, int]
 """The number of a "before n" event, and its n."""
@@ -109,6 +113,13 @@ class CountedStore:
     def collectors(self, rows: Rows) -> list[Collector]:
         return list(rows.collectors) if isinstance(rows, CountedRows) else []
 
+    def predicates(self, rows: Rows, low: int) -> list[tuple[int, Seqs]]:
+        """Counted rows have nothing that a predicate could be about."""
+        return []
+
+    def collect(self, killer: int, victims: Seqs) -> None:
+        """No row is collected by a predicate."""
+
     def claim(self, rows: Rows) -> None:
         """Refuse rows that cannot be counted together with the others."""
         if rows.count and not isinstance(rows, CountedRows):
@@ -143,7 +154,7 @@ class CountedStore:
         return CountedRows(first, hi, self._size, tuple(inside)), hi
 
     def dead_at(self, seq: int) -> int | None:
-        """No row is collected by key; None if it is not stored."""
+        """No row is collected by key or predicate; None if it is not stored."""
         return NEVER if self._bottom <= seq < self._horizon else None
 
     def compact(self, limit: int, low: int, budget: int) -> int:
@@ -174,6 +185,7 @@ class History:
         self.collected_collectors = 0
         self._store: Chunks | CountedStore = CountedStore() if counted else Chunks(policy.by_key, seed)
         self._counted = counted
+        self._tidied = 0  # rows stored when `tidy` last looked
         self._stairs = Staircase()
         self._collectors: list[Collector] = []
         self._pieces: list[Piece] = []  # only while one of them is known as of a number beyond the horizon
@@ -227,14 +239,18 @@ class History:
         steps = [(seq, min(before, seq)) for seq, before in collectors]
         if self._counted and not span.full:  # only "before n" can have collected counted rows: it says as of when
             steps.append((span.asof - 1, _first(rows, span.hi)))
+        matched = self._store.predicates(rows, self.low)
         claim = self._store.claim(rows)
         if span.asof > span.lo or self._pieces:
             try:
-                self._refuse_contradictions(span, claim, steps)
+                self._refuse_contradictions(span, claim, steps, matched)
             except Contradiction:
                 self._store.unclaim(claim)
                 raise
         self._store.append(span, claim, self.low)
+        for seq, victims in matched:
+            if len(victims):
+                self._store.collect(seq, victims)
         self._collectors.extend(collectors)
         for seq, low in steps:
             self._sink(seq, low)
@@ -262,17 +278,21 @@ class History:
                 "with nothing to collect it"
             )
 
-    def _refuse_contradictions(self, span: Span, claim: Claim | None, steps: list[Collector]) -> None:
+    def _refuse_contradictions(
+        self, span: Span, claim: Claim | None, steps: list[Collector], matched: list[tuple[int, Seqs]]
+    ) -> None:
         """Raise if an event of the span collects a row that survives as of a later number."""
         pieces = self._pieces or [Piece(FIRST, self.horizon, self.horizon)]
+        known = np.array([*pieces, (span.lo, span.hi, span.asof)], dtype=np.int64)
+        pairs = [(np.full(len(victims), seq), victims) for seq, victims in matched]
         if claim is not None:
-            _, killers, previous = claim
-            known = np.array([*pieces, (span.lo, span.hi, span.asof)], dtype=np.int64)
-            asofs = known[known[:, 0].searchsorted(previous, "right") - 1, 2]
-            wrong = np.flatnonzero((previous >= 0) & (asofs > killers))
+            pairs.append((claim.numbers, claim.previous))
+        for killers, victims in pairs:
+            asofs = known[known[:, 0].searchsorted(victims, "right") - 1, 2]
+            wrong = np.flatnonzero((victims >= 0) & (asofs > killers))
             if len(wrong):
                 at = int(wrong[0])
-                raise self._contradiction(int(killers[at]), int(previous[at]), int(asofs[at]))
+                raise self._contradiction(int(killers[at]), int(victims[at]), int(asofs[at]))
         for seq, low in steps:
             for lo, hi, asof in pieces:
                 if asof > seq and lo < low:
@@ -343,13 +363,14 @@ class History:
         return self._survivors(lo, hi, asof, NEVER)
 
     def know(self, lo: int, hi: int, limit_rows: int | None = None) -> list[Span]:
-        """The best that is known of [lo, hi) up to the horizon, cut short after about so many rows."""
+        """The best that is known of [lo, hi) up to the horizon; cut short after so many rows or a message full."""
         hi = min(hi, self.horizon)
         limit = NEVER if limit_rows is None else max(limit_rows, 1)
         if lo >= hi:
             return []
         if self.horizon >= self.floor:
-            return [self._survivors(lo, hi, self.horizon, limit)]
+            whole = [self._survivors(lo, hi, self.horizon, limit)]
+            return whole if limit_rows is None else within(whole)
         spans: list[Span] = []
         for piece in self._pieces[bisect_right(self._pieces, (lo, NEVER)) - 1 :]:
             if piece.lo >= hi or limit <= 0:
@@ -359,7 +380,7 @@ class History:
             limit -= span.rows.count
             if span.hi < piece.hi:
                 break
-        return spans
+        return spans if limit_rows is None else within(spans)
 
     def _survivors(self, lo: int, hi: int, asof: int, limit: int) -> Span:
         rows, hi = self._store.survivors(lo, hi, asof, self._stairs.low(asof), limit)
@@ -369,10 +390,10 @@ class History:
         """The event that collected a number, None while its row lives, "gone" when that is no longer known."""
         if not FIRST <= seq < self.horizon:
             raise NotYet(f"{self.stream}: {seq} is beyond horizon {self.horizon}", self.horizon)
-        by_key = self._store.dead_at(seq)
-        if by_key is None:
+        marked = self._store.dead_at(seq)
+        if marked is None:
             return "gone"
-        killer = min(by_key, self._stairs.killer(seq))
+        killer = min(marked, self._stairs.killer(seq))
         if killer == NEVER:
             return None
         return killer if killer >= self.floor else "gone"
@@ -424,6 +445,16 @@ class History:
         self._stairs.prune(self.floor)
         del self._collectors[: bisect_left(self._collectors, (low,))]
         return self._store.compact(self.floor, low, budget_rows)
+
+    def tidy(self) -> None:
+        """Purge a slice if much more is stored than lives: what collects fast must not wait for the next purge."""
+        store = self._store
+        grown = store.stored - self._tidied
+        if grown >= PURGE_ROWS // 2 and store.stored > CROWDED * max(store.live, PURGE_ROWS) and not self._counted:
+            self.purge()
+            self._tidied = store.stored
+        elif grown < 0:
+            self._tidied = store.stored
 
 
 def _first(rows: Rows, default: int) -> int:

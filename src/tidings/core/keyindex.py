@@ -25,7 +25,20 @@ if TYPE_CHECKING:
     from tidings.core.keytable import KeyTable
 
 DICT_LIMIT = 8192  # ours, because up to here a dict needs less than a millisecond per thousand rows and no compiler
+TABLE_LIMIT = 512  # ours: likewise in a process that has compiled it anyway; a dict takes 1.5 us a row
 DICT_ENTRY_BYTES = 150  # ours: dict slot, bytes object of ten and integer, on 64-bit CPython
+
+
+class _Compiled:
+    limit = DICT_LIMIT
+
+
+def prepare() -> None:
+    """For processes that serve: compile now, and use the compiled table for all but the smallest indexes."""
+    if _can_compile():
+        index = KeyIndex(dict_limit=0)
+        index.restore(keys := pa.array([b"key"], pa.binary()), index.replace(keys, np.ones(1, np.int64)))
+        _Compiled.limit = TABLE_LIMIT
 
 
 class KeyIndex:
@@ -52,7 +65,7 @@ class KeyIndex:
 
     def replace(self, keys: pa.Array, seqs: Seqs) -> Seqs:
         """Enter keys with their ascending numbers; the number each one replaces, or -1."""
-        if self._table is None and len(self._small) + len(keys) > self._dict_limit and _can_compile():
+        if self._table is None and self._is_large(len(keys)):
             self._compile()
         if self._table is not None:
             return self._table.replace(keys, seqs)
@@ -91,6 +104,10 @@ class KeyIndex:
             self._table.forget(low)
         else:
             self._small = {key: seq for key, seq in self._small.items() if seq >= low}
+
+    def _is_large(self, more: int) -> bool:
+        limit = min(self._dict_limit, _Compiled.limit)
+        return len(self._small) + more > limit and _can_compile()
 
     def _compile(self) -> None:
         from tidings.core.keytable import KeyTable

@@ -12,6 +12,7 @@ that meet again become one origin, so cutting rows up and concatenating them giv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from struct import Struct as Packer
 from typing import Any, Protocol, TypeAlias
 
@@ -35,6 +36,9 @@ ROW_SCHEMA: pa.Schema = pa.schema(
     ]
 )
 """The columns every stream has; its declared attributes follow."""
+
+WHERE = "where"
+"""A column that only batches with predicate events have: of such an event, what it collects (`Predicate.text`)."""
 
 ORIGIN_BYTES = 48  # ours: what an origin costs on the wire, names shared through the connection's table
 Mask: TypeAlias = NDArray[np.bool_]
@@ -144,7 +148,7 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
 class ArrowRows:
     """Rows as an Arrow record batch. ``seqs`` is None while the rows are dense from ``first`` on."""
 
-    __slots__ = ("_content", "_hash_sum", "_nbytes", "batch", "first", "origins", "seqs")
+    __slots__ = ("_content", "_hash_sum", "_nbytes", "batch", "first", "origins", "seqs", "wire")
 
     def __init__(
         self,
@@ -161,6 +165,7 @@ class ArrowRows:
         self._content = content
         self._nbytes = -1
         self._hash_sum = -1
+        self.wire: Any = None  # for core/wire.py: these rows as they came or went, so that they are encoded once
 
     @classmethod
     def dense(cls, lo: int, batch: pa.RecordBatch, origins: tuple[Origin, ...] = ()) -> ArrowRows:
@@ -169,7 +174,12 @@ class ArrowRows:
 
     def renumbered(self, lo: int, origins: tuple[Origin, ...]) -> ArrowRows:
         """The same rows as a dense run from ``lo`` on; what is known of their content stays known."""
-        return ArrowRows(None, self.batch, origins, lo, self._content)
+        rows = ArrowRows(None, self.batch, origins, lo, self._content)
+        if self.seqs is None:
+            rows.wire = self.wire
+            if self._nbytes >= 0:
+                rows._nbytes = self._nbytes + ORIGIN_BYTES * (len(origins) - len(self.origins))
+        return rows
 
     @property
     def count(self) -> int:
@@ -179,9 +189,14 @@ class ArrowRows:
     def nbytes(self) -> int:
         """Bytes on the wire: columns, explicit numbers, origins."""
         if self._nbytes < 0:
-            numbers = 0 if self.seqs is None else 8 * len(self.seqs)
-            self._nbytes = self.batch.nbytes + numbers + ORIGIN_BYTES * len(self.origins)
+            self.measured(self.batch.nbytes)
         return self._nbytes
+
+    def measured(self, columns: int | None) -> None:
+        """Somebody knows already how many bytes the columns have, as Arrow counts."""
+        if columns is not None:
+            numbers = 0 if self.seqs is None else 8 * len(self.seqs)
+            self._nbytes = columns + numbers + ORIGIN_BYTES * len(self.origins)
 
     @property
     def numbers(self) -> Seqs:
@@ -221,7 +236,7 @@ class ArrowRows:
             return self
         if start >= stop:
             return ArrowRows(None, self.batch.slice(0, 0), (), 0)
-        batch = self.batch.slice(start, stop - start)
+        batch = _tidied(self.batch.slice(start, stop - start))
         content = None if self._content is None else self._content[start:stop]
         if self.seqs is None:
             first, end, seqs = self.first + start, self.first + stop, None
@@ -239,7 +254,7 @@ class ArrowRows:
             return self
         seqs = self.numbers[at]
         content = None if self._content is None else self._content[at]
-        return _rows(seqs, self.batch.take(pa.array(at)), _surviving(self.origins, seqs), content)
+        return _rows(seqs, _tidied(self.batch.take(pa.array(at))), _surviving(self.origins, seqs), content)
 
     def is_subset(self, other: Rows) -> bool:
         """Whether each row is, number and content, a row of the other."""
@@ -411,10 +426,10 @@ def data_rows(
     """Data events numbered from lo on."""
     count = len(payloads)
     columns = {
-        "kind": pa.array(np.zeros(count, dtype=np.uint8)),
+        "kind": data_kinds(count),
         "key": pa.nulls(count, pa.binary()) if keys is None else pa.array(keys, pa.binary()),
         "payload": pa.array(payloads, pa.binary()),
-        "before": pa.nulls(count, pa.int64()),
+        "before": no_befores(count),
     }
     return _from_columns(lo, columns, origin, attributes or {})
 
@@ -431,6 +446,18 @@ def before_rows(lo: int, befores: Sequence[int], origin: Origin | None = None) -
     return _from_columns(lo, columns, origin, {})
 
 
+def where_rows(lo: int, wheres: Sequence[str], origin: Origin | None = None) -> ArrowRows:
+    """Predicate events numbered from lo on, given as `Predicate.text`; they have no key."""
+    count = len(wheres)
+    columns = {
+        "kind": pa.array(np.full(count, GC, dtype=np.uint8)),
+        "key": pa.nulls(count, pa.binary()),
+        "payload": pa.array([b""] * count, pa.binary()),
+        "before": pa.nulls(count, pa.int64()),
+    }
+    return _from_columns(lo, columns, origin, {WHERE: pa.array(wheres, pa.string())})
+
+
 def _from_columns(
     lo: int, columns: dict[str, pa.Array], origin: Origin | None, attributes: Mapping[str, pa.Array]
 ) -> ArrowRows:
@@ -441,6 +468,30 @@ def _from_columns(
     return ArrowRows.dense(lo, batch, () if origin is None else (origin,))
 
 
+_SHARED = pa.py_buffer(bytes(1 << 19))  # ours: int64 nulls of 64k rows; most batches have kinds and befores to share it
+
+
+def data_kinds(count: int) -> pa.Array:
+    """The kinds of rows that are all data."""
+    return _shared_kinds(count) if count <= _SHARED.size else pa.array(np.zeros(count, dtype=np.uint8))
+
+
+def no_befores(count: int) -> pa.Array:
+    """The column ``before`` of rows that are all data."""
+    return _shared_nulls(count) if 8 * count <= _SHARED.size else pa.nulls(count, pa.int64())
+
+
+@lru_cache(maxsize=1024)  # to make one takes 2 us, as much as much else that happens to a single event
+def _shared_kinds(count: int) -> pa.Array:
+    return pa.Array.from_buffers(pa.uint8(), count, [None, _SHARED.slice(0, count)], 0)
+
+
+@lru_cache(maxsize=1024)
+def _shared_nulls(count: int) -> pa.Array:
+    buffers = [_SHARED.slice(0, (count + 7) >> 3), _SHARED.slice(0, 8 * count)]
+    return pa.Array.from_buffers(pa.int64(), count, buffers, count)
+
+
 def _rows(seqs: Seqs, batch: pa.RecordBatch, origins: tuple[Origin, ...], content: Hashes | None) -> ArrowRows:
     """Rows whose numbers are forgotten again where they turn out dense."""
     if not len(seqs):
@@ -448,6 +499,15 @@ def _rows(seqs: Seqs, batch: pa.RecordBatch, origins: tuple[Origin, ...], conten
     first = seqs.item(0)
     dense = seqs.item(-1) - first + 1 == len(seqs)
     return ArrowRows(None if dense else seqs, batch, origins, first, content)
+
+
+def _tidied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Without the column for predicate events if none of them is left."""
+    if batch.num_columns > len(ROW_SCHEMA):
+        at = batch.schema.get_field_index(WHERE)
+        if at >= 0 and batch.column(at).null_count == batch.num_rows:
+            return batch.remove_column(at)
+    return batch
 
 
 def _concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

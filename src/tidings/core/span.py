@@ -19,6 +19,7 @@ knowledge may want that, but inside join it would make the result depend on the 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from struct import Struct as Packer
 
@@ -30,6 +31,10 @@ from tidings.core.lens import ALL, Lens
 from tidings.core.rows import Mask, Rows
 
 HEADER_BYTES = 24  # ours: lo, hi and asof as 8-byte integers; stream and lens are named once per message
+
+MESSAGE_BYTES = 8 << 20
+"""What one message carries at most, but for a single row that is larger: ours, because a tenth of a second of a gigabit
+link is as long as anything else should wait behind it, and frames are limited to a multiple of this."""
 
 _DIGEST = Packer("<qqqq")
 
@@ -102,6 +107,23 @@ def join(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
     if b[-1].hi <= a[0].lo:
         return _coalesced((*b, *a))
     return _coalesced(_swept(a, b))
+
+
+def within(spans: Sequence[Span], limit: int = MESSAGE_BYTES) -> list[Span]:
+    """The beginning of a knowledge list that costs at most so many bytes, but at least its first row."""
+    out: list[Span] = []
+    for span in spans:
+        limit -= span.wire_size
+        if limit >= 0:
+            out.append(span)
+            continue
+        rows, numbers = span.rows, span.rows.numbers
+        room = limit + span.wire_size - HEADER_BYTES
+        fits = bisect_right(range(1, len(numbers)), room, key=lambda count: rows.slice(0, int(numbers[count])).nbytes)
+        if fits or not out:
+            out.append(span.slice(span.lo, int(numbers[max(fits, 1)])) if len(numbers) > 1 else span)
+        break
+    return out
 
 
 def compact(spans: Iterable[Span]) -> tuple[Span, ...]:
