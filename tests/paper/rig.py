@@ -14,6 +14,7 @@ from tidings.core.history import History
 from tidings.core.ids import NodeId
 from tidings.core.rows import CountedRows
 from tidings.core.span import Span
+from tidings.protocols.catalog import StreamDef
 from tidings.protocols.chain import BeatTick, Chain, ChainSettings, Committed, RetryTick
 from tidings.protocols.configuration import Configuration, ConfigurationSettings, Current, SweepTick
 from tidings.protocols.kernel import (
@@ -33,7 +34,7 @@ from tidings.protocols.kernel import (
 )
 from tidings.protocols.log import Log, Lsn
 from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import Proxy, ProxySettings, StreamDef
+from tidings.protocols.proxy import Proxy, ProxySettings
 from tidings.protocols.publishing import OpenSession, Publish, SessionOpened
 
 M = TypeVar("M", bound=Message)

@@ -17,7 +17,7 @@ all that is committed, it asks the configuration service to make the newcomer th
 from __future__ import annotations
 
 from tidings.core.ids import NodeId, RegionId
-from tidings.core.span import Span
+from tidings.core.span import MESSAGE_BYTES, Span
 from tidings.protocols.configuration import Beat, Current, Promote
 from tidings.protocols.kernel import (
     NOTHING,
@@ -249,7 +249,7 @@ class Chain:
 
     def _follow(self, message: Current) -> Effects:
         new, old = message.membership, self.membership
-        if new.epoch <= old.epoch or (old.epoch == 0 and message.nonce != self.nonce):
+        if new.region != old.region or new.epoch <= old.epoch or (old.epoch == 0 and message.nonce != self.nonce):
             return NOTHING
         self.membership = new
         self.token_passed = new.epoch == self.log.token_epoch  # known from the disk after a restart
@@ -339,9 +339,17 @@ class Chain:
         upto = min(self.durable, self.log.committed + self.settings.window)
         if upto <= self.sent:
             return []
-        records = self.log.between(self.sent, upto)
+        effects: list[Effect] = []
+        records: list[Record] = []
+        size = 0
+        for record in self.log.between(self.sent, upto):
+            size += record.wire_size
+            if records and size > MESSAGE_BYTES:
+                effects.append(Send(to, Append(self.membership.epoch, tuple(records))))
+                records, size = [], record.wire_size
+            records.append(record)
         self.sent = upto
-        return [Send(to, Append(self.membership.epoch, records))]
+        return [*effects, Send(to, Append(self.membership.epoch, tuple(records)))]
 
     def _receive_fetch(self, src: NodeId, after: Lsn) -> Effects:
         if after > self.durable:

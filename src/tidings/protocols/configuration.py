@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from tidings.core.ids import NodeId
 from tidings.protocols.kernel import (
     NOTHING,
+    Command,
     Effect,
     Effects,
     Expired,
@@ -58,6 +59,16 @@ class Current(Message, frozen=True, gc=False):
     nonce: int = 0
 
 
+class Change(Command, frozen=True, gc=False):
+    """The operator's compare-and-set: while ``epoch`` is in force, go on to the next one without this replica.
+
+    It may not come back under that name. Without a name the replicas stay the same: only the epoch moves.
+    """
+
+    epoch: int
+    without: NodeId | None = None
+
+
 class SweepTick(Timer, frozen=True, gc=False):
     """Time to look for silent replicas."""
 
@@ -78,6 +89,7 @@ class Configuration:
         self.deciding: Membership | None = None
         self.heard: dict[NodeId, Time] = {}  # a replica not in it is heard from the moment it is looked for
         self.swept: Time = 0.0
+        self.barred: set[NodeId] = set()  # removed by an operator: they do not join again
 
     def start(self, now: Time) -> Effects:
         self._forgive(now)
@@ -91,6 +103,8 @@ class Configuration:
                 return self._promote(src, epoch, joining)
             case Expired(SweepTick()):
                 return self._sweep(now)
+            case Change(epoch, without):
+                return self._change(epoch, without)
             case Persisted(token) if self.deciding is not None and token == self.deciding.epoch:
                 self.membership, self.deciding = self.deciding, None
                 return self._announce()
@@ -104,11 +118,13 @@ class Configuration:
 
     def _receive_beat(self, now: Time, src: NodeId, beat: Beat) -> Effects:
         current = self.membership
+        if src in current.replicas and not any([self._alive(now, node) for node in current.replicas]):
+            self._forgive(now)  # the first after a full stop: the others have as long as ever from now on
         self.heard[src] = now
         effects: list[Effect] = []
         if beat.epoch != current.epoch or beat.join:
             effects.append(Send(src, Current(current, beat.nonce)))
-        if beat.join and current.joining is None and src not in current.replicas:
+        if beat.join and current.joining is None and src not in current.replicas and src not in self.barred:
             effects.extend(self._decide(current.replicas, src))
         return effects
 
@@ -117,6 +133,15 @@ class Configuration:
         if epoch != current.epoch or src != current.tail or joining != current.joining:
             return [Report("promotion_refused")]
         return [Report("replica_added"), *self._decide((*current.replicas, joining), None)]
+
+    def _change(self, epoch: int, without: NodeId | None) -> Effects:
+        current = self.membership
+        left = tuple([node for node in current.replicas if node != without])
+        if epoch != current.epoch or self.deciding is not None or not left:
+            return [Report("change_refused")]
+        if without is not None:
+            self.barred.add(without)
+        return self._decide(left, None if current.joining == without else current.joining)
 
     def _sweep(self, now: Time) -> Effects:
         effects: list[Effect] = [SetTimer(self.settings.sweep, SweepTick())]

@@ -144,7 +144,7 @@ class InterRegion:
         self.me = me
         self.region = region
         self.histories = histories
-        self.streams = dict(streams)  # user streams and their owners
+        self.streams = streams  # those that leave their regions, and their owners; more may come
         self.peers = dict(peers)  # what is known of the other regions' chains
         self.progress = progress  # first number of a stream that this head has not put into its log
         self.busy = busy
@@ -203,7 +203,8 @@ class InterRegion:
 
     def _advertisement(self) -> Advertise:
         assert self.membership is not None
-        return Advertise(self.membership, {stream: self.histories[stream].horizon for stream in self.streams})
+        horizons = {stream: self.histories[stream].horizon for stream in self.streams}
+        return Advertise(self.membership, {stream: at for stream, at in horizons.items() if at > FIRST})
 
     def _advertise_tick(self, generation: int) -> list[Effect]:
         if generation != self.generation:

@@ -8,18 +8,19 @@ the record is committed. lsn is contiguous across epochs. What a replica writes 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from tidings.core.errors import BadInput, Contradiction, NotYet
 from tidings.core.history import History
-from tidings.core.ids import FIRST, StreamId
+from tidings.core.ids import FIRST, StreamId, is_internal
 from tidings.core.rows import ArrowRows
 from tidings.core.span import Span
 from tidings.protocols.kernel import Value
 
 Lsn: TypeAlias = int
 MakeHistory: TypeAlias = Callable[[StreamId], History]
+Learn: TypeAlias = Callable[[Span], None]
 
 
 class Record(Value, frozen=True, gc=False):
@@ -71,17 +72,35 @@ class TokenPassed(Value, frozen=True, gc=False):
     epoch: int
 
 
-DiskEntry: TypeAlias = Logged | CutBack | Installed | TokenPassed
+class Checkpoint(Value, frozen=True, gc=False):
+    """On disk: a piece of the replica's own state at ``lsn``; the last piece replaces all before it but later records.
+
+    The pieces are taken one after the other while the log goes on, so they may know of collections by records above
+    ``lsn``: those up to ``committed`` are on this disk too, and their commitment is part of the checkpoint.
+    """
+
+    lsn: Lsn
+    index: int
+    spans: tuple[Span, ...]
+    last: bool
+    committed: Lsn
+    token_epoch: int
+    joined_epoch: int
+
+
+DiskEntry: TypeAlias = Logged | CutBack | Installed | TokenPassed | Checkpoint
 
 
 class Log:
     """Records above the committed state, the histories below; the next number and last tick of every stream."""
 
-    def __init__(self, make_history: MakeHistory, streams: Iterable[StreamId]) -> None:
+    def __init__(self, make_history: MakeHistory, streams: Iterable[StreamId], learn: Learn | None = None) -> None:
         self.token_epoch = 0  # the last epoch in which this replica passed the tail's token on
         self.joined_epoch = 0  # the last epoch in which it was joining: its log was a prefix of the tail's
+        self.refusals = 0  # parts refused since the start: a checkpoint that spans one would forget why
         self._make_history = make_history
-        self._streams = tuple(streams)
+        self._learn = learn  # told of every part that enters a history: it may define streams
+        self._streams = list(streams)
         self.histories: dict[StreamId, History] = {}
         self.reset(0)
 
@@ -94,6 +113,19 @@ class Log:
         self.committed: Lsn = lsn
         self.ends: dict[StreamId, int] = dict.fromkeys(self._streams, FIRST)
         self.ticks: dict[StreamId, int] = dict.fromkeys(self._streams, 0)
+
+    def define(self, stream: StreamId) -> None:
+        """From now on the log has this stream, too."""
+        if stream not in self.histories:
+            self._streams.append(stream)
+            self.histories[stream] = self._make_history(stream)
+            self.ends.setdefault(stream, FIRST)
+            self.ticks.setdefault(stream, 0)
+
+    def drop(self, stream: StreamId) -> None:
+        """The stream was deleted: forget its rows, and refuse what is still in the log."""
+        if self.histories.pop(stream, None) is not None:
+            self._streams.remove(stream)
 
     @property
     def last(self) -> Lsn:
@@ -114,7 +146,7 @@ class Log:
     def _extend(self, part: Span) -> None:
         self.ends[part.stream] = part.hi
         if isinstance(part.rows, ArrowRows) and part.rows.origins:
-            self.ticks[part.stream] = max(self.ticks[part.stream], part.rows.origins[-1].tick)
+            self.ticks[part.stream] = max(self.ticks.get(part.stream, 0), part.rows.origins[-1].tick)
 
     def commit_next(self) -> tuple[Record, tuple[Span, ...]]:
         """Apply the next uncommitted record to the histories; returns it and the parts that were refused.
@@ -126,12 +158,24 @@ class Log:
         record = self.records[self.committed - self.first]
         refused = []
         for part in record.parts:
+            history = self.histories.get(part.stream)
             try:
-                self.histories[part.stream].accept(part)
+                if history is not None:
+                    self._accept(part)
+                    continue
             except (BadInput, Contradiction, NotYet):
-                refused.append(part)
-                self.ends[part.stream] = self.histories[part.stream].horizon
+                assert history is not None
+                self.ends[part.stream] = history.horizon
+            refused.append(part)
+            self.refusals += 1
         return record, tuple(refused)
+
+    def _accept(self, part: Span) -> None:
+        history = self.histories[part.stream]
+        history.accept(part)
+        history.tidy()
+        if self._learn is not None:
+            self._learn(part)
 
     def cut(self, lsn: Lsn) -> None:
         """Void the records above ``lsn``, which must not be committed."""
@@ -169,33 +213,52 @@ class Log:
     def install(self, lsn: Lsn, spans: Iterable[Span]) -> None:
         """Start again from a snapshot."""
         self.reset(lsn)
-        for span in spans:
-            self.histories[span.stream].accept(span)
+        for span in sorted(spans, key=lambda span: not is_internal(span.stream)):  # definitions first
+            self._accept(span)
             self._extend(span)
 
     @classmethod
-    def recover(cls, make_history: MakeHistory, streams: Iterable[StreamId], entries: Sequence[DiskEntry]) -> Log:
+    def recover(
+        cls,
+        make_history: MakeHistory,
+        streams: Iterable[StreamId],
+        entries: Iterable[DiskEntry],
+        learn: Learn | None = None,
+    ) -> Log:
         """Rebuild from what a disk holds."""
-        log = cls(make_history, streams)
+        log = cls(make_history, streams, learn)
+        log.replay(entries)
+        return log
+
+    def replay(self, entries: Iterable[DiskEntry]) -> None:
+        """Take in what a disk holds, at the beginning."""
         committed = 0
         arriving: list[Span] = []
         for entry in entries:
             match entry:
                 case Logged(record, known):
-                    log.append(record)
+                    self.append(record)
                     committed = max(committed, known)
                 case CutBack(lsn, epoch):
-                    while log.committed < min(committed, lsn):
-                        log.commit_next()
-                    log.cut(lsn)
-                    log.joined_epoch = epoch
+                    while self.committed < min(committed, lsn):
+                        self.commit_next()
+                    self.cut(lsn)
+                    self.joined_epoch = epoch
                 case TokenPassed(epoch):
-                    log.token_epoch = epoch
+                    self.token_epoch = epoch
                 case Installed(lsn, index, spans, last):
                     arriving = [*arriving, *spans] if index else list(spans)
                     if last:
-                        log.install(lsn, arriving)
+                        self.install(lsn, arriving)
                         committed = lsn
-        while log.committed < committed:
-            log.commit_next()
-        return log
+                case Checkpoint(lsn, index, spans, last):
+                    arriving = [*arriving, *spans] if index else list(spans)
+                    if last:
+                        later = self.between(lsn, self.last)
+                        self.install(lsn, arriving)
+                        for record in later:
+                            self.append(record)
+                        committed = max(committed, entry.committed)
+                        self.token_epoch, self.joined_epoch = entry.token_epoch, entry.joined_epoch
+        while self.committed < committed:
+            self.commit_next()

@@ -13,13 +13,34 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from tidings.core.errors import AsofGone, NotYet
+import pyarrow as pa
+
+from tidings.core.errors import AsofGone, BadInput, NotYet
+from tidings.core.filters import ARROW, parse_attributes
+from tidings.core.filters import parse as parse_filter
 from tidings.core.gc import GcPolicy, due_before
 from tidings.core.history import History
 from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_internal
-from tidings.core.rows import ROW_SCHEMA, ArrowRows, CountedRows, Origin, Rows, before_rows
-from tidings.core.span import Span
+from tidings.core.predicates import predicates_in
+from tidings.core.rows import ROW_SCHEMA, WHERE, ArrowRows, CountedRows, Origin, Rows, before_rows
+from tidings.core.span import MESSAGE_BYTES, Span
 from tidings.core.ticks import HybridClock
+from tidings.protocols.catalog import (
+    PREFIX,
+    Because,
+    Catalog,
+    Define,
+    Defined,
+    Describe,
+    Description,
+    NotDefined,
+    StreamDef,
+    StreamState,
+    Why,
+    definition_rows,
+    definitions_in,
+    definitions_of,
+)
 from tidings.protocols.chain import (
     Ack,
     Append,
@@ -82,6 +103,19 @@ from tidings.protocols.publishing import (
     renumber,
 )
 from tidings.protocols.pull import PullProxy, PullSettings
+from tidings.protocols.subscriptions import (
+    CURSORS,
+    Consumed,
+    Cursors,
+    FeedTick,
+    Follow,
+    Match,
+    OpenCursor,
+    SaveCursor,
+    Subscriptions,
+    SubscriptionSettings,
+    Unfollow,
+)
 from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
 
 OWNER = "_owner"
@@ -89,17 +123,9 @@ OWNER = "_owner"
 
 CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Current, BeatTick, RetryTick})
 VIEWS = frozenset({View, GossipTick})
+SUBSCRIPTIONS = frozenset({Follow, Consumed, Unfollow, FeedTick})
+HEAD_ONLY = frozenset({Publish, OpenSession, Define, OpenCursor, SaveCursor})
 INTER_REGION = frozenset({Know, Done, Advertise, Subscribe, Unsubscribe, Solicit, AdvertiseTick, PumpTick})
-
-
-class StreamDef(Value, frozen=True, gc=False):
-    """What everybody knows of a stream."""
-
-    name: StreamId
-    region: RegionId
-    gc: str = "none"
-    counted: int = 0  # bytes of an event whose rows are only counted; 0: real rows
-    number: int = 0  # low bits of its ticks
 
 
 class MaintainTick(Timer, frozen=True, gc=False):
@@ -114,6 +140,7 @@ class ProxySettings(Value, frozen=True, gc=False):
     publish: PublishSettings = PublishSettings()
     views: ViewsSettings = ViewsSettings()
     pull: PullSettings = PullSettings()
+    subscriptions: SubscriptionSettings = SubscriptionSettings()
     maintain: float = 0.5
 
 
@@ -134,22 +161,29 @@ class Proxy:
         self.me = me
         self.region = region
         self.settings = settings
-        self.streams = {stream.name: stream for stream in streams}
+        self.catalog = Catalog(region, {region, *peers}, streams)
+        self.streams = self.catalog.streams
         ttl = f"by-key,older-than:{settings.publish.ttl}s"
-        policies = {PUBLISHERS: GcPolicy.parse(ttl)} | {s.name: GcPolicy.parse(s.gc) for s in streams}
-        self.policies = policies
+        self.policies = {PUBLISHERS: GcPolicy.parse(ttl), CURSORS: GcPolicy.parse("by-key")}
+        self.policies |= {definitions_of(name): GcPolicy.parse("by-key") for name in self.catalog.regions}
+        self.policies |= {stream.name: GcPolicy.parse(stream.gc) for stream in streams}
+        self.clocks = {s.name: HybridClock(s.number) for s in streams if s.region == region}
+        owners = {definitions_of(name): name for name in self.catalog.regions}
+        owners |= {stream.name: stream.region for stream in streams}
+        self.owners = owners  # of every stream that leaves its region
 
         def make_history(stream: StreamId) -> History:
             counted = stream in self.streams and self.streams[stream].counted > 0
-            return History(stream, policies[stream], counted=counted)
+            return History(stream, self.policies[stream], counted=counted)
 
-        self.log = Log.recover(make_history, policies, entries)
+        self.log = Log(make_history, self.policies, self._learn)
+        self.log.replay(entries)
         self.chain = Chain(me, region, service, self.log, settings.chain, rng.getrandbits(48))
         self.inter_region = InterRegion(
             me,
             region,
             self.log.histories,
-            {stream.name: stream.region for stream in streams},
+            owners,
             peers,
             lambda stream: self.log.ends[stream],
             lambda: self.chain.busy,
@@ -158,7 +192,8 @@ class Proxy:
         self.views = Views(me, region, settings.views, rng, self.chain.membership, replica=True)
         self.pull = PullProxy(me, settings.pull, self.views, rng, self.log.histories)
         self.publishers = Publishers(settings.publish)
-        self.clocks = {s.name: HybridClock(s.number) for s in streams if s.region == region}
+        self.cursors = Cursors()
+        self.subscriptions = Subscriptions(self.log.histories, self._match, settings.subscriptions)
         self.led: Lsn | None = None  # as head: the last record this replica did not number itself
         self.waiting: dict[Lsn, list[tuple[NodeId, Message]]] = {}  # answers owed when a record is committed
         self.barrier: Lsn = 0  # the newest record that was written only to see whether this is still the head
@@ -167,7 +202,7 @@ class Proxy:
 
     def start(self, now: Time) -> Effects:
         effects = [SetTimer(self.settings.maintain, MaintainTick()), *self.chain.start(now)]
-        return [*effects, *self.views.start(now), *self.pull.start(now)]
+        return [*effects, *self.views.start(now), *self.pull.start(now), self.subscriptions.start()]
 
     def handle(self, now: Time, input: Input) -> Effects:
         what: object = input
@@ -180,12 +215,17 @@ class Proxy:
             return self._chain(now, self.chain.handle(now, input))
         if kind in INTER_REGION:
             return self._inter_region(now, self.inter_region.handle(now, input))
-        if kind is Publish or kind is OpenSession:
+        if kind in HEAD_ONLY:
             assert isinstance(input, Received)
-            return self._receive_publisher(now, input.src, input.message)
+            return self._receive_as_head(now, input.src, input.message)
+        if kind in SUBSCRIPTIONS:
+            return self.subscriptions.handle(now, input)
         if kind is Read:
             assert isinstance(input, Received) and isinstance(input.message, Read)
             return self._read(input.src, input.message)
+        if kind is Describe or kind is Why:
+            assert isinstance(input, Received)
+            return [Send(input.src, self._tell(input.message))]
         if kind is MaintainTick:
             return self._maintain(now)
         if kind in VIEWS:
@@ -197,6 +237,7 @@ class Proxy:
         self.inter_region.check()
         self.views.check()
         self.pull.check()
+        self.subscriptions.check()
         assert len(self.waiting) <= self.settings.chain.backlog, "answers owed are bounded by the backlog"
 
     # --- translating between the layers ---------------------------------------------------------------
@@ -204,12 +245,13 @@ class Proxy:
     def _chain(self, now: Time, effects: Effects) -> list[Effect]:
         """What the chain delivers moves the other layers; everything else passes."""
         out: list[Effect] = []
+        fresh = [effect.item for effect in effects if type(effect) is Deliver and isinstance(effect.item, Committed)]
         for effect in effects:
             if type(effect) is not Deliver:
                 out.append(effect)
             elif isinstance(effect.item, Committed):
                 out.append(effect)
-                out.extend(self._committed(now, effect.item))
+                out.extend(self._committed(now, effect.item, fresh))
             elif isinstance(effect.item, Reconfigured):
                 out.extend(self._reconfigured(now, effect.item.membership))
         return out
@@ -223,14 +265,17 @@ class Proxy:
                 out.append(effect)
         return out
 
-    def _committed(self, now: Time, item: Committed) -> list[Effect]:
+    def _committed(self, now: Time, item: Committed, fresh: list[Committed]) -> list[Effect]:
+        """A record has entered the histories, as all ``fresh`` ones have."""
         out: list[Effect] = [Report("contradiction") for _ in item.refused]
         parts = item.record.parts
         out += [Report("asof_above_horizon") for p in parts if p.asof > self.log.histories[p.stream].horizon]
         for stream in dict.fromkeys(part.stream for part in parts):
-            if stream in self.streams:
+            if stream in self.owners:
                 out.extend(self.inter_region.committed(stream))
+            if stream in self.streams:
                 out.extend(self.pull.advance(now, stream))
+                out.extend(self.subscriptions.committed(stream, _parts_of(stream, fresh)))
         answers = self.waiting.pop(item.record.lsn, ())
         return out + [Send(node, answer) for node, answer in answers]
 
@@ -247,22 +292,30 @@ class Proxy:
     def _take_the_lead(self) -> None:
         """A new head remembers publishers and ticks from history and log, committed or not."""
         self.led = self.log.last
-        records = self.log.between(self.log.committed, self.log.last)
-        history = self.log.histories[PUBLISHERS]
-        known = [span.rows for span in history.know(1, history.horizon)]
-        pending = [part for record in records for part in record.parts]
-        self.publishers.load([*known, *[part.rows for part in pending if part.stream == PUBLISHERS]])
+        self.publishers.load(self._all_rows(PUBLISHERS))
+        self.cursors.load(self._all_rows(CURSORS))
         for stream, clock in self.clocks.items():
             clock.observe(self.log.ticks[stream])
 
+    def _all_rows(self, stream: StreamId) -> list[Rows]:
+        """What history and log hold of an internal stream, committed or not, oldest first."""
+        history = self.log.histories[stream]
+        records = self.log.between(self.log.committed, self.log.last)
+        pending = [part.rows for record in records for part in record.parts if part.stream == stream]
+        return [*[span.rows for span in history.know(FIRST, history.horizon)], *pending]
+
     # --- publishing: addLocalEvent (A1.15) ------------------------------------------------------------
 
-    def _receive_publisher(self, now: Time, src: NodeId, message: Message) -> Effects:
+    def _receive_as_head(self, now: Time, src: NodeId, message: Message) -> Effects:
         if not self.chain.is_head:
             membership = self.chain.membership
             return [Send(src, NotHead(membership))] if membership.epoch else NOTHING
         if isinstance(message, OpenSession):
             return self._open_session(now, src, message)
+        if isinstance(message, Define):
+            return self._define(now, src, message)
+        if isinstance(message, OpenCursor | SaveCursor):
+            return self._cursor(now, src, message)
         assert isinstance(message, Publish)
         return self._publish(now, src, message)
 
@@ -296,13 +349,15 @@ class Proxy:
     def _fits(self, batch: Publish) -> str:
         """Whether a new batch can become part of its stream; what cannot must not reach the log."""
         stream = self.streams.get(batch.stream)
-        if stream is None or stream.region != self.region:
+        if stream is None or stream.region != self.region or stream.deleted:
             return "stream"
+        if batch.rows.nbytes > MESSAGE_BYTES:
+            return "size"
         if isinstance(batch.rows, CountedRows):
             fits = batch.rows.size == stream.counted and batch.rows.count > 0
         else:
             assert isinstance(batch.rows, ArrowRows)
-            fits = not stream.counted and batch.rows.count > 0 and batch.rows.batch.schema.equals(ROW_SCHEMA)
+            fits = not stream.counted and batch.rows.count > 0 and self._rows_fit(stream, batch.rows)
         return "new" if fits else "rows"
 
     def _answer_as_head(self, now: Time, to: NodeId, answer: Message) -> list[Effect]:
@@ -340,6 +395,76 @@ class Proxy:
             owed.append((to, answer))
         return []
 
+    # --- streams and cursors -------------------------------------------------------------------------------
+
+    def _learn(self, part: Span) -> None:
+        """A part has entered a history: definitions take effect."""
+        if not part.stream.startswith(PREFIX):
+            return
+        owner = part.stream.removeprefix(PREFIX)
+        for definition in definitions_in(part.rows):
+            if self.catalog.learn(owner, definition):
+                self._enact(definition)
+
+    def _enact(self, stream: StreamDef) -> None:
+        """A definition is committed here."""
+        if stream.deleted:
+            self.log.drop(stream.name)
+            self.owners.pop(stream.name, None)
+            self.clocks.pop(stream.name, None)
+            return
+        self.policies[stream.name] = GcPolicy.parse(stream.gc)
+        self.owners[stream.name] = stream.region
+        self.log.define(stream.name)
+        if stream.region == self.region and stream.name not in self.clocks:
+            self.clocks[stream.name] = HybridClock(stream.number, self.log.ticks[stream.name])
+
+    def _define(self, now: Time, src: NodeId, request: Define) -> Effects:
+        """Create, alter or delete a stream of this region; one definition is under way at a time."""
+        stream = definitions_of(self.region)
+        if self.chain.busy or self.log.ends[stream] > self.log.histories[stream].horizon:
+            return [Report("define_busy")]  # asked again later
+        try:
+            definition = self.catalog.define(request.operation, request.definition)
+        except BadInput as error:
+            return [Send(src, NotDefined(request.nonce, str(error)))]
+        if definition == self.streams.get(definition.name):
+            return [Send(src, Defined(request.nonce, definition))]
+        lo = self.log.ends[stream]
+        part = Span.of(stream, lo, definition_rows(lo, definition, now, self.region))
+        effects = self._append(now, [part], None)
+        return [*effects, *self._answer(src, self.log.last, Defined(request.nonce, definition))]
+
+    def _cursor(self, now: Time, src: NodeId, message: OpenCursor | SaveCursor) -> Effects:
+        """Move a durable subscription, or hand it to another holder."""
+        if self.chain.busy:
+            return [Report("cursor_busy")]  # asked again later
+        answer, changed = self.cursors.receive(message)
+        if not changed:
+            return self._answer_as_head(now, src, answer)
+        lo = self.log.ends[CURSORS]
+        part = Span.of(CURSORS, lo, self.cursors.rows(lo, message.name, message.stream, now))
+        effects = self._append(now, [part], None)
+        return [*effects, *self._answer(src, self.log.last, answer)]
+
+    def _match(self, stream: StreamId, where: str) -> Match:
+        """The filter of a subscription."""
+        return parse_filter(where, parse_attributes(self.streams[stream].attrs)).mask
+
+    def _rows_fit(self, stream: StreamDef, rows: ArrowRows) -> bool:
+        """Whether the columns are those that every stream has and some of its attributes, and its predicates final."""
+        if rows.batch.schema.equals(ROW_SCHEMA):
+            return True
+        declared = {name: ARROW[kind] for name, kind in parse_attributes(stream.attrs).items()} | {WHERE: pa.string()}
+        base, extra = list(rows.batch.schema)[: len(ROW_SCHEMA)], list(rows.batch.schema)[len(ROW_SCHEMA) :]
+        if base != list(ROW_SCHEMA) or any([declared.get(field.name) != field.type for field in extra]):
+            return False
+        try:
+            predicates_in(rows, self.policies[stream.name].by_key)
+        except BadInput:
+            return False
+        return len({field.name for field in extra}) == len(extra)
+
     # --- readers ------------------------------------------------------------------------------------------
 
     def _read(self, src: NodeId, read: Read) -> Effects:
@@ -352,6 +477,28 @@ class Proxy:
             return [Send(src, Gone(read.stream, read.asof, gone.floor)), Report("asof_gone")]
         except NotYet:
             return NOTHING  # the reader asks another replica, or later
+
+    def _tell(self, message: Message) -> Message:
+        """What this replica knows: of everything, or of one number."""
+        if isinstance(message, Describe):
+            own = self.chain.membership
+            others = [self.inter_region.peers[name] for name in sorted(self.inter_region.peers)]
+            known = {name: self.log.histories[name] for name in self.streams if name in self.log.histories}
+            states = {name: StreamState(h.horizon, h.live, h.collected) for name, h in known.items()}
+            alive = tuple([stream for stream in self.streams.values() if not stream.deleted])
+            return Description(message.nonce, self.region, (own, *others), alive, states)
+        assert isinstance(message, Why)
+        history = self.log.histories.get(message.stream)
+        if history is None or is_internal(message.stream):
+            return Because(message.stream, message.seq, "unknown stream")
+        if message.seq >= history.horizon:
+            return Because(message.stream, message.seq, "not published yet")
+        if message.seq < FIRST:
+            return Because(message.stream, message.seq, "never a number")
+        killer = history.killer(message.seq)
+        if killer is None:
+            return Because(message.stream, message.seq, "row")
+        return Because(message.stream, message.seq, "collected", None if killer == "gone" else killer)
 
     # --- upkeep -----------------------------------------------------------------------------------------
 
@@ -376,3 +523,9 @@ class Proxy:
             tick = self.clocks[stream].next(now) if stream in self.clocks else 0
             rows = before_rows(lo, [before], Origin(lo, lo + 1, OWNER, tick, lo, tick, now, self.region))
         return Span.of(stream, lo, rows)
+
+
+def _parts_of(stream: StreamId, fresh: list[Committed]) -> list[Span]:
+    """What has just entered the history of a stream."""
+    parts = [(part, each.refused) for each in fresh for part in each.record.parts if part.stream == stream]
+    return [part for part, refused in parts if not any([part is one for one in refused])]

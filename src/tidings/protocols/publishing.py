@@ -93,7 +93,7 @@ class NotHead(Message, frozen=True, gc=False):
 class Rejected(Message, frozen=True, gc=False):
     """The batch that began with ``first`` was not taken.
 
-    ``reason``: gap, busy (the same batch may be taken later); stream, rows (does not fit), or one of REMEMBERED.
+    ``reason``: gap, busy (the same batch may be taken later); stream, rows (does not fit), size, or one of REMEMBERED.
     """
 
     session: int
@@ -101,8 +101,11 @@ class Rejected(Message, frozen=True, gc=False):
     reason: str
 
 
-REMEMBERED = frozenset({"fenced", "expired", "repacked"})
-"""Reasons for which a session ends that follow from what the head remembers: it must be sure to be the head."""
+REFUSED = frozenset({"stream", "rows"})
+"""Reasons that are about one batch; the session's other batches can still be published."""
+
+REMEMBERED = frozenset({"fenced", "expired", "repacked", *REFUSED})
+"""Reasons that are final and follow from what the head remembers: it must be sure to be the head."""
 
 
 class Batch(Value, frozen=True, gc=False):
@@ -214,10 +217,11 @@ def renumber(batch: Publish, lo: int, tick: int, now: Time, region: RegionId) ->
 
 
 class Post(Command, frozen=True, gc=False):
-    """The application publishes a batch; the answer is a delivered `Acked` or `Failed`."""
+    """The application publishes a batch; the answer is a delivered `Acked`, `Refused` or `Failed`."""
 
     stream: StreamId
     rows: Rows
+    tag: int = 0  # the application's own name for the batch: the answer carries it
 
 
 class Acked(Value, frozen=True, gc=False):
@@ -229,6 +233,16 @@ class Acked(Value, frozen=True, gc=False):
     first: int
     lo: int
     hi: int
+    tag: int = 0
+
+
+class Refused(Value, frozen=True, gc=False):
+    """Delivered to the application: this batch does not fit its stream and is not published; the others go on."""
+
+    stream: StreamId
+    publisher: str
+    tag: int
+    reason: str
 
 
 class Failed(Value, frozen=True, gc=False):
@@ -253,10 +267,12 @@ class Publisher:
         self.session: int | None = None
         self.failed: str | None = None
         self.next = 1
-        self.queue: deque[tuple[StreamId, Rows]] = deque()
+        self.queue: deque[tuple[StreamId, Rows, int]] = deque()
         self.inflight: dict[int, Publish] = {}  # by first number
         self.ordinals: dict[int, int] = {}  # which batch of the session that is, by first number
+        self.tags: dict[int, int] = {}  # likewise
         self.batches = 0  # sent in this session
+        self.leaving = False  # the session ends when what was sent in it is answered
         self.resent: int | None = None  # the oldest unanswered batch when a gap last made this end repeat
         self.asked: NodeId = membership.head
         self.heard = True  # the replica asked has been of use since the last tick
@@ -267,8 +283,8 @@ class Publisher:
 
     def handle(self, now: Time, input: Input) -> Effects:
         match input:
-            case Post(stream, rows):
-                return self._post(stream, rows)
+            case Post(stream, rows, tag):
+                return self._post(stream, rows, tag)
             case Received(_, message):
                 return self._receive(message)
             case Expired(PublishTick()):
@@ -276,7 +292,8 @@ class Publisher:
         return NOTHING
 
     def check(self) -> None:
-        assert len(self.inflight) <= self.settings.window and len(self.queue) <= self.settings.queue
+        window = self.settings.window
+        assert len(self.inflight) <= window and len(self.queue) <= self.settings.queue + window
         assert list(self.inflight) == sorted(self.inflight), "batches are sent in order"
 
     def learn(self, membership: Membership) -> Effects:
@@ -288,10 +305,10 @@ class Publisher:
         moved, self.asked = self.asked != membership.head, membership.head
         return self._send_all() if moved else NOTHING
 
-    def _post(self, stream: StreamId, rows: Rows) -> Effects:
+    def _post(self, stream: StreamId, rows: Rows, tag: int) -> Effects:
         if len(self.queue) >= self.settings.queue or self.failed or rows.count == 0:
             return [Report("post_refused")]
-        self.queue.append((stream, rows))
+        self.queue.append((stream, rows, tag))
         return self._send_new()
 
     def _receive(self, message: Message) -> Effects:
@@ -306,10 +323,10 @@ class Publisher:
                 self.heard = True
                 batch = self.inflight.pop(first)
                 del self.ordinals[first]
-                acked = Acked(batch.stream, self.name, session, first, lo, hi)
-                return [Deliver(acked), *self._send_new()]
+                acked = Acked(batch.stream, self.name, session, first, lo, hi, self.tags.pop(first, 0))
+                return [Deliver(acked), *(self._leave() if self.leaving else self._send_new())]
             case Rejected(session, first, reason) if session == self.session and first in self.inflight:
-                return self._rejected(reason)
+                return self._refuse(first, reason) if reason in REFUSED else self._rejected(reason)
         return NOTHING
 
     def _rejected(self, reason: str) -> Effects:
@@ -324,17 +341,44 @@ class Publisher:
         self.session = None
         return [Deliver(Failed(self.name, reason)), Report(f"publisher_{reason}")]
 
+    def _refuse(self, first: int, reason: str) -> Effects:
+        """Give back a batch that does not fit its stream.
+
+        What was sent after it was not taken either. It goes out again in a new session, once what came before is
+        answered: then copies that are still under way are fenced, and nothing is published twice.
+        """
+        refused = Refused(self.inflight[first].stream, self.name, self.tags.get(first, 0), reason)
+        for number in [number for number in reversed(self.inflight) if number >= first]:
+            batch = self.inflight.pop(number)
+            tag = self.tags.pop(number, 0)
+            del self.ordinals[number]
+            if number > first:
+                self.queue.appendleft((batch.stream, batch.rows, tag))
+        self.leaving = True
+        return [Deliver(refused), Report(f"publisher_{reason}"), *self._leave()]
+
+    def _leave(self) -> Effects:
+        """Open another session when nothing of this one is unanswered."""
+        if self.inflight:
+            return NOTHING
+        self.leaving = False
+        self.session = None
+        self.nonce += 1
+        self.next, self.batches, self.resent = 1, 0, None
+        return self._send_all()
+
     def _send_new(self) -> Effects:
-        if self.session is None:
+        if self.session is None or self.leaving:
             return NOTHING
         effects: list[Effect] = []
         while self.queue and self.batches - self._answered() < self.settings.window:
-            stream, rows = self.queue.popleft()
+            stream, rows, tag = self.queue.popleft()
             batch = Publish(stream, self.name, self.session, self.next, rows)
             self.next += rows.count
             self.batches += 1
             self.inflight[batch.first] = batch
             self.ordinals[batch.first] = self.batches
+            self.tags[batch.first] = tag
             effects.append(Send(self.asked, batch))
         return effects
 

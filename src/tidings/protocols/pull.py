@@ -26,7 +26,7 @@ from tidings.core.errors import Contradiction
 from tidings.core.history import History
 from tidings.core.ids import FIRST, NodeId, StreamId, is_internal
 from tidings.core.lens import ALL
-from tidings.core.span import Span, join
+from tidings.core.span import Span, join, within
 from tidings.protocols.kernel import (
     NOTHING,
     Deliver,
@@ -182,7 +182,7 @@ class Recv:
             found.append(span)
             limit -= count or 1
             at += 1
-        return tuple(found)
+        return tuple(within(found))
 
 
 class StreamState:

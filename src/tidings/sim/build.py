@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any
 
 from tidings.core.ids import NodeId, RegionId
+from tidings.protocols.catalog import StreamDef
 from tidings.protocols.chain import ChainSettings
 from tidings.protocols.client import Client, ClientSettings
 from tidings.protocols.configuration import Configuration, ConfigurationSettings
 from tidings.protocols.interregion import InterRegionSettings
 from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import Proxy, ProxySettings, StreamDef
+from tidings.protocols.proxy import Proxy, ProxySettings
 from tidings.protocols.publishing import Publisher, PublishSettings
 from tidings.protocols.pull import PullSettings
 from tidings.protocols.views import ViewsSettings

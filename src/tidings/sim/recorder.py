@@ -14,11 +14,12 @@ from tidings.check.tables import ALIVE, DELIVERED, GAUGE, LOG, PUBLISHED, LogEve
 from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.rows import ArrowRows, CountedRows, Origin, Rows
 from tidings.core.span import Span
+from tidings.protocols.catalog import StreamDef
 from tidings.protocols.chain import Committed
 from tidings.protocols.client import ReadDone
 from tidings.protocols.kernel import Effects, Persist, Send
 from tidings.protocols.log import CutBack, Installed, Logged, Record
-from tidings.protocols.proxy import OWNER, StreamDef
+from tidings.protocols.proxy import OWNER
 from tidings.protocols.publishing import PUBLISHERS, Acked, Publish
 from tidings.sim.world import Started
 

@@ -1,0 +1,185 @@
+"""What streams there are: each region defines its own, in an internal stream `_streams/<region>` that everybody has.
+
+A definition is an event of that stream, keyed by the name of what it defines, numbered by the owner's head and carried
+to the other regions like any foreign stream. A replica knows a stream once the definition is committed at it, so every
+record that carries rows of a stream comes after its definition, in the log and in every snapshot.
+
+Names are unique across regions as far as a head can know: the same name given by two regions within the time an event
+takes between them stays what it is in each, and the other's is refused and reported (``stream_conflict``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from tidings.core.errors import BadInput
+from tidings.core.filters import parse_attributes
+from tidings.core.gc import GcPolicy
+from tidings.core.ids import RegionId, StreamId
+from tidings.core.rows import ArrowRows, Origin, Rows, data_rows
+from tidings.core.ticks import MAX_STREAMS
+from tidings.protocols.kernel import Message, Value
+from tidings.protocols.membership import Membership
+
+PREFIX = "_streams/"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+STREAMS = MAX_STREAMS  # a cluster has at most so many: the number of a stream is part of its ticks
+
+Operation: TypeAlias = Literal["create", "alter", "delete"]
+
+
+class StreamDef(Value, frozen=True, gc=False):
+    """What everybody knows of a stream."""
+
+    name: StreamId
+    region: RegionId
+    gc: str = "none"
+    counted: int = 0  # bytes of an event whose rows are only counted; 0: real rows
+    number: int = 0  # low bits of its ticks
+    attrs: str = ""  # declared attributes, as in "loc string, price double"
+    deleted: bool = False
+
+
+class Define(Message, frozen=True, gc=False):
+    """To the owner's head: create, alter or delete a stream; answered when it is committed, or refused."""
+
+    nonce: int  # the same in each retry
+    operation: Operation
+    definition: StreamDef
+
+
+class Defined(Message, frozen=True, gc=False):
+    """The definition is committed."""
+
+    nonce: int
+    definition: StreamDef
+
+
+class NotDefined(Message, frozen=True, gc=False):
+    """The definition was refused; nothing has changed."""
+
+    nonce: int
+    reason: str
+
+
+class Describe(Message, frozen=True, gc=False):
+    """To any replica: what is there? Answered with `Description`."""
+
+    nonce: int
+
+
+class StreamState(Value, frozen=True, gc=False):
+    """How a stream stands at the replica that describes it."""
+
+    horizon: int
+    live: int
+    collected: int
+
+
+class Description(Message, frozen=True, gc=False):
+    """Regions, their chains, and the streams, as this replica knows them."""
+
+    nonce: int
+    region: RegionId
+    memberships: tuple[Membership, ...]
+    streams: tuple[StreamDef, ...]
+    states: dict[StreamId, StreamState]
+
+
+class Why(Message, frozen=True, gc=False):
+    """To any replica: what has become of this number? Answered with `Because`."""
+
+    stream: StreamId
+    seq: int
+
+
+class Because(Message, frozen=True, gc=False):
+    """``state``: row, collected (by the event ``by`` while that is known), not published yet, or what is wrong."""
+
+    stream: StreamId
+    seq: int
+    state: str
+    by: int | None = None
+
+
+def definitions_of(region: RegionId) -> StreamId:
+    """The stream in which a region defines its streams."""
+    return PREFIX + region
+
+
+class Catalog:
+    """The definitions known to one replica."""
+
+    def __init__(self, region: RegionId, regions: Iterable[RegionId], known: Iterable[StreamDef]) -> None:
+        self.region = region
+        self.regions = sorted(regions)
+        self.streams = {stream.name: stream for stream in known}
+
+    def define(self, operation: Operation, new: StreamDef) -> StreamDef:
+        """The definition to write for a request to this region; raises `BadInput` with the reason to refuse it."""
+        if not NAME.fullmatch(new.name):
+            raise BadInput(
+                f"stream {new.name!r}: a name has letters, digits and . _ -, begins with one of the former two"
+            )
+        known = self.streams.get(new.name)
+        if known is not None and known.region != self.region:
+            raise BadInput(f"stream {new.name!r} belongs to region {known.region}: ask there")
+        if operation == "create":
+            return self._create(new, known)
+        if known is None or known.deleted:
+            raise BadInput(f"stream {new.name!r} is unknown: create it first")
+        if operation == "delete":
+            return msgspec.structs.replace(known, deleted=True)
+        return self._alter(new, known)
+
+    def _create(self, new: StreamDef, known: StreamDef | None) -> StreamDef:
+        gc = str(GcPolicy.parse(new.gc))
+        parse_attributes(new.attrs)
+        if known is not None:
+            if not known.deleted and (known.gc, known.attrs, known.counted) == (gc, new.attrs, new.counted):
+                return known
+            state = "was deleted, and its numbers cannot begin again" if known.deleted else "exists with other settings"
+            raise BadInput(f"stream {new.name!r} {state}: take another name" + (", or alter it" * (not known.deleted)))
+        if new.counted < 0:
+            raise BadInput(f"stream {new.name!r}: events of {new.counted} bytes make no sense")
+        return msgspec.structs.replace(new, region=self.region, gc=gc, number=self._number(), deleted=False)
+
+    def _number(self) -> int:
+        """Free among this region's; regions take turns, so that no two give out the same."""
+        taken = {stream.number for stream in self.streams.values()}
+        for number in range(self.regions.index(self.region), STREAMS, len(self.regions)):
+            if number not in taken:
+                return number
+        raise BadInput(f"region {self.region} has no number left for another stream: {STREAMS} in all are too many")
+
+    def _alter(self, new: StreamDef, known: StreamDef) -> StreamDef:
+        before, after = list(parse_attributes(known.attrs).items()), list(parse_attributes(new.attrs).items())
+        if after[: len(before)] != before:
+            raise BadInput(
+                f"stream {new.name!r} has attributes {known.attrs!r}: they stay, new ones are added at the end"
+            )
+        return msgspec.structs.replace(known, attrs=new.attrs)
+
+    def learn(self, owner: RegionId, definition: StreamDef) -> bool:
+        """Take in a committed definition; False if another region has given the name away already."""
+        known = self.streams.get(definition.name)
+        if definition.region != owner or (known is not None and known.region != owner):
+            return False
+        self.streams[definition.name] = definition
+        return True
+
+
+def definition_rows(lo: int, definition: StreamDef, now: float, region: RegionId) -> Rows:
+    """A definition as the next row of its region's `_streams` stream."""
+    origin = Origin(lo, lo + 1, "_owner", 1, lo, 0, now, region)
+    return data_rows(lo, [definition.name.encode()], [msgspec.msgpack.encode(definition)], origin)
+
+
+def definitions_in(rows: Rows) -> list[StreamDef]:
+    """The definitions that rows of a `_streams` stream hold, oldest first."""
+    assert isinstance(rows, ArrowRows)
+    return [msgspec.msgpack.decode(payload, type=StreamDef) for payload in rows.batch.column("payload").to_pylist()]

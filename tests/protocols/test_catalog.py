@@ -1,0 +1,201 @@
+"""Streams that are defined while the cluster runs: by their region's head, known everywhere, lost nowhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidings.core.errors import BadInput
+from tidings.core.rows import data_rows
+from tidings.protocols.catalog import Catalog, Define, Defined, Describe, Description, NotDefined, StreamDef, Why
+from tidings.protocols.kernel import Deliver, Effects, Expired, Input, Received, Send, SetTimer, Timer
+from tidings.protocols.membership import Membership
+from tidings.protocols.publishing import NotHead, Post, Publisher, PublishSettings
+from tidings.sim.build import Deployment
+from tidings.sim.scenario import Link, Region, Run, Scenario, Stream
+from tidings.sim.scenario import Publisher as Load
+
+
+def catalog(*known: StreamDef) -> Catalog:
+    return Catalog("a", ("a", "b"), known)
+
+
+def test_a_new_stream_gets_a_number_that_no_other_region_gives_out() -> None:
+    ours, theirs = catalog(), Catalog("b", ("a", "b"), ())
+    for name in ("x", "y"):
+        ours.learn("a", ours.define("create", StreamDef(name, "")))
+        theirs.learn("b", theirs.define("create", StreamDef(name, "")))
+    assert [each.number for each in ours.streams.values()] == [0, 2]
+    assert [each.number for each in theirs.streams.values()] == [1, 3]
+
+
+def test_creating_a_stream_again_is_the_same_stream() -> None:
+    ours = catalog()
+    made = ours.define("create", StreamDef("x", "", "by-key", attrs="loc string"))
+    ours.learn("a", made)
+    assert ours.define("create", StreamDef("x", "", "by-key", attrs="loc string")) == made
+
+
+@pytest.mark.parametrize(
+    ("operation", "wanted"),
+    [
+        ("create", StreamDef("", "a")),
+        ("create", StreamDef("_mine", "a")),
+        ("create", StreamDef("with space", "a")),
+        ("create", StreamDef("x", "a", "by-kee")),
+        ("create", StreamDef("x", "a", attrs="loc strng")),
+        ("create", StreamDef("x", "a", counted=-1)),
+        ("create", StreamDef("there", "a", "by-key")),
+        ("create", StreamDef("theirs", "a")),
+        ("create", StreamDef("gone", "a")),
+        ("alter", StreamDef("nowhere", "a")),
+        ("alter", StreamDef("there", "a", attrs="price double")),
+        ("delete", StreamDef("gone", "a")),
+        ("delete", StreamDef("theirs", "a")),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_name(operation: Any, wanted: StreamDef) -> None:
+    known = (
+        StreamDef("there", "a", attrs="loc string", number=0),
+        StreamDef("gone", "a", number=2, deleted=True),
+        StreamDef("theirs", "b", number=1),
+    )
+    with pytest.raises(BadInput):
+        catalog(*known).define(operation, wanted)
+
+
+def test_attributes_are_added_at_the_end() -> None:
+    ours = catalog(StreamDef("x", "a", attrs="loc string"))
+    assert (
+        ours.define("alter", StreamDef("x", "a", attrs="loc string, price double")).attrs == "loc string, price double"
+    )
+
+
+def test_a_name_that_another_region_has_given_away_stays_what_it_is() -> None:
+    ours = catalog(StreamDef("x", "a"))
+    assert not ours.learn("b", StreamDef("x", "b")) and ours.streams["x"].region == "a"
+    assert not ours.learn("b", StreamDef("y", "a")), "a region defines its own streams only"
+
+
+# --- in a cluster -------------------------------------------------------------------------------------------
+
+
+class Again(Timer, frozen=True, gc=False):
+    """Ask again."""
+
+
+class Maker:
+    """Defines a stream and publishes to it, whoever is head."""
+
+    def __init__(self, me: str, chain: Membership, wanted: StreamDef, batches: int) -> None:
+        self.me = me
+        self.chain = chain
+        self.wanted = wanted
+        self.batches = batches
+        self.asked = 0
+        self.defined: StreamDef | None = None
+        self.refused = ""
+        self.acked = 0
+        self.publisher = Publisher(me, chain, PublishSettings(), 7)
+
+    def start(self, now: float) -> Effects:
+        return [*self.publisher.start(now), *self._ask()]
+
+    def _ask(self) -> Effects:
+        self.asked += 1
+        replica = self.chain.replicas[self.asked % len(self.chain.replicas)]
+        return [Send(replica, Define(1, "create", self.wanted)), SetTimer(0.3, Again())]
+
+    def handle(self, now: float, input: Input) -> Effects:
+        match input:
+            case Received(_, NotHead(chain)) if self.defined is None and chain.epoch >= self.chain.epoch:
+                self.chain = chain
+                return [Send(chain.head, Define(1, "create", self.wanted))]
+            case Received(_, Defined(_, definition)) if self.defined is None:
+                self.defined = definition
+                out: list[Any] = []
+                for at in range(self.batches):
+                    rows = data_rows(1, None, [b"%d" % (3 * at + i) for i in range(3)])
+                    out.extend(self.publisher.handle(now, Post(definition.name, rows)))
+                return out
+            case Received(_, NotDefined(_, reason)):
+                self.refused = reason
+                return []
+            case Expired(Again()):
+                return self._ask() if self.defined is None and not self.refused else []
+        effects = self.publisher.handle(now, input)
+        self.acked += sum(isinstance(effect, Deliver) for effect in effects)
+        return effects
+
+    def check(self) -> None:
+        self.publisher.check()
+
+
+def deployment(seed: int) -> Deployment:
+    plan = Scenario(
+        scenario=Run(name="catalog", seconds=30.0),
+        regions=(Region("a", replicas=3, clients=2), Region("b", replicas=2, clients=2)),
+        links=(Link("a", "b", 0.02, loss=0.05, duplicate=0.05),),
+        streams=(Stream("s", "a"),),
+        publishers=(Load(name="p", region="a", stream="s", rate=20.0, batch=4),),
+    )
+    return Deployment(plan, seed, record=False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stream_made_at_run_time_reaches_every_replica_and_client_also_through_crashes(seed: int) -> None:
+    made = deployment(seed)
+    world = made.world
+    maker = Maker("a/maker", made.memberships["a"], StreamDef("fresh", "", "by-key"), batches=20)
+    world.start()
+    world.run(2.0)
+    made._node("a/maker", "a", lambda durable, incarnation, rng: maker)
+    world.at(2.05, lambda: world.crash("a/p0"))
+    world.at(4.0, lambda: world.restart("a/p0"))
+    world.at(9.0, lambda: [world.crash(node) for node in made.replicas["a"]])
+    world.at(10.0, lambda: [world.restart(node) for node in made.replicas["a"]])
+    world.run(25.0)
+    assert not world.failures, world.failures[0].traceback
+    assert maker.defined is not None and maker.defined.region == "a" and maker.acked == 20
+    for nodes in made.replicas.values():
+        for node in nodes:
+            assert made.proxy(node).log.histories["fresh"].horizon == 61, node
+    for region in ("a", "b"):
+        for node in made.clients[region]:
+            assert made.client(node).pull.horizons["fresh"] == 61, node
+
+
+def test_a_replica_tells_what_there_is_and_why() -> None:
+    made = deployment(1)
+    made.world.start()
+    made.world.run(5.0)
+    proxy = made.proxy("b/p1")
+    (told,) = proxy.handle(5.0, Received("c", Describe(9)))
+    assert isinstance(told, Send) and isinstance(told.message, Description)
+    assert {m.region for m in told.message.memberships} == {"a", "b"} and told.message.region == "b"
+    assert [s.name for s in told.message.streams] == ["s"] and told.message.states["s"].horizon > 1
+    for seq, state in [(1, "row"), (10**6, "not published yet"), (0, "never a number")]:
+        (because,) = proxy.handle(5.0, Received("c", Why("s", seq)))
+        assert isinstance(because, Send) and because.message.state == state  # type: ignore[attr-defined]
+
+
+def test_a_deleted_stream_is_gone_everywhere_and_its_name_stays_taken() -> None:
+    made = deployment(2)
+    world = made.world
+    maker = Maker("a/maker", made.memberships["a"], StreamDef("fresh", "", "none"), batches=5)
+    world.start()
+    world.run(2.0)
+    made._node("a/maker", "a", lambda durable, incarnation, rng: maker)
+    world.run(6.0)
+    head = made.membership("a").head
+    world.hosts[head]  # the request goes in as a message would
+    effects = made.proxy(head).handle(6.0, Received("c", Define(2, "delete", StreamDef("fresh", ""))))
+    world._finish(world.hosts[head], 6.0, Describe(0), effects)
+    world.run(12.0)
+    for nodes in made.replicas.values():
+        for node in nodes:
+            assert "fresh" not in made.proxy(node).log.histories, node
+    (answer,) = made.proxy(head).handle(12.0, Received("c", Define(3, "create", StreamDef("fresh", ""))))
+    assert isinstance(answer, Send) and isinstance(answer.message, NotDefined)
+    assert not world.failures

@@ -1,0 +1,453 @@
+"""Plain subscribers: fed by any replica, through a filter, exactly once and in order; cursors that resume."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tidings.core.errors import BadInput
+from tidings.core.gc import GcPolicy
+from tidings.core.history import History
+from tidings.core.ids import NodeId
+from tidings.core.lens import Lens
+from tidings.core.rows import Mask, Rows, before_rows, data_rows
+from tidings.core.span import Span
+from tidings.protocols.kernel import Deliver, Effects, Expired, Received, Report, Send, SetTimer
+from tidings.protocols.membership import Membership
+from tidings.protocols.publishing import NotHead
+from tidings.protocols.subscriptions import (
+    EARLIEST,
+    LATEST,
+    Consumed,
+    Cursor,
+    CursorAt,
+    Cursors,
+    Ended,
+    Fed,
+    Feed,
+    FeedTick,
+    Follow,
+    FollowTick,
+    Learn,
+    Lost,
+    OpenCursor,
+    Save,
+    SaveCursor,
+    Saved,
+    Subscriber,
+    Subscriptions,
+    SubscriptionSettings,
+    Take,
+    Unfollow,
+    Unfollowed,
+)
+
+CHAIN = Membership("r", 1, ("head", "middle", "tail"))
+
+
+def rows(lo: int, *payloads: str) -> Rows:
+    return data_rows(lo, None, [payload.encode() for payload in payloads])
+
+
+def span(lo: int, *payloads: str) -> Span:
+    return Span.of("s", lo, rows(lo, *payloads))
+
+
+def match_even(stream: str, where: str) -> Any:
+    """A filter that passes even numbers; its text must be "even"."""
+    if where != "even":
+        raise BadInput(f"filter {where!r} is not in the language")
+
+    def match(rows: Rows) -> Mask:
+        found: Mask = rows.numbers % 2 == 0
+        return found
+
+    return match
+
+
+class Replica(Subscriptions):
+    """A replica with one stream "s"."""
+
+    def __init__(self, **settings: int) -> None:
+        self.history = History("s", GcPolicy.parse("none"))
+        super().__init__({"s": self.history, "_inside": self.history}, match_even, SubscriptionSettings(**settings))
+
+    def commits(self, *spans: Span) -> list[Any]:
+        for each in spans:
+            self.history.accept(each)
+        return self.fed(self.committed("s"))
+
+    def hears(self, message: Any, src: NodeId = "c") -> list[Any]:
+        return self.fed(self.handle(0.0, Received(src, message)))
+
+    def fed(self, effects: Effects) -> list[Any]:
+        """What was sent: (at, [(lo, hi, rows)]) of each feed, other messages as they are."""
+        self.check()
+        out: list[Any] = []
+        for effect in effects:
+            if isinstance(effect, Send) and isinstance(effect.message, Feed):
+                feed = effect.message
+                out.append((feed.at, [(s.lo, s.hi, s.rows.numbers.tolist()) for s in feed.spans]))
+            elif isinstance(effect, Send):
+                out.append(effect.message)
+            elif isinstance(effect, Report):
+                out.append(effect.name)
+        return out
+
+
+# --- the replica ------------------------------------------------------------------------------------------
+
+
+def test_a_follower_is_fed_what_is_there_and_what_comes() -> None:
+    replica = Replica()
+    replica.commits(span(1, "a", "b"))
+    assert replica.hears(Follow(1, "s", EARLIEST)) == [(1, [(1, 3, [1, 2])])]
+    assert replica.commits(span(3, "c")) == [(3, [(3, 4, [3])])]
+
+
+@pytest.mark.parametrize(("lo", "at"), [(LATEST, 3), (2, 2), (3, 3), (7, 7)])
+def test_a_follower_begins_where_it_wants(lo: int, at: int) -> None:
+    replica = Replica()
+    replica.commits(span(1, "a", "b"))
+    ((begun, _),) = replica.hears(Follow(1, "s", lo))
+    assert begun == at
+
+
+def test_a_follower_from_a_number_that_is_still_to_come_is_fed_from_there() -> None:
+    replica = Replica()
+    replica.hears(Follow(1, "s", 3))
+    assert replica.commits(span(1, "a", "b")) == []
+    assert replica.commits(span(3, "c")) == [(3, [(3, 4, [3])])]
+
+
+@pytest.mark.parametrize(
+    "follow", [Follow(1, "t", 1), Follow(1, "_inside", 1), Follow(1, "s", 0), Follow(1, "s", 1, "odd")]
+)
+def test_what_cannot_be_followed_is_refused_with_the_reason(follow: Follow) -> None:
+    (refusal,) = Replica().hears(follow)
+    assert isinstance(refusal, Unfollowed) and refusal.id == 1 and refusal.reason
+
+
+def test_a_replica_takes_so_many_subscriptions_and_no_more() -> None:
+    replica = Replica(subscriptions=1)
+    replica.hears(Follow(1, "s", 1))
+    assert replica.hears(Follow(1, "s", 1)) == [(1, [])]  # again is not another one
+    (refusal,) = replica.hears(Follow(2, "s", 1))
+    assert isinstance(refusal, Unfollowed)
+
+
+def test_who_does_not_consume_is_sent_a_window_and_later_what_collection_has_left() -> None:
+    replica = Replica(window=2, chunk_rows=1)
+    replica.hears(Follow(1, "s", 1))
+    assert replica.commits(span(1, "a", "b", "c", "d")) == [(1, [(1, 2, [1])]), (2, [(2, 3, [2])])]
+    collected = replica.commits(Span.of("s", 5, before_rows(5, [4])))
+    assert collected == []
+    assert replica.hears(Consumed(1, 3)) == [(3, [(3, 5, [4])]), (5, [(5, 6, [5])])]  # 3 is collected: coverage alone
+
+
+def test_what_a_filter_drops_leaves_coverage_that_comes_with_the_next_row() -> None:
+    replica = Replica()
+    replica.hears(Follow(1, "s", 1, "even"))
+    assert replica.commits(span(1, "a")) == []
+    assert replica.commits(span(2, "b")) == [(1, [(1, 2, []), (2, 3, [2])])]
+    assert replica.positions["c", 1].lens == Lens("even")
+
+
+def test_coverage_without_rows_comes_with_the_beat() -> None:
+    replica = Replica()
+    replica.hears(Follow(1, "s", 1, "even"))
+    replica.commits(span(1, "a"))
+    assert replica.fed(replica.handle(0.0, Expired(FeedTick()))) == [(1, [(1, 2, [])])]
+    assert replica.fed(replica.handle(0.0, Expired(FeedTick()))) == [(2, [])]  # a sign of life
+
+
+def test_who_answers_no_beat_is_given_up() -> None:
+    replica = Replica(patience=2)
+    replica.commits(span(1, "a"))
+    replica.hears(Follow(1, "s", 1))
+    for _ in range(3):
+        said = replica.fed(replica.handle(0.0, Expired(FeedTick())))
+    assert said == ["subscriber_given_up"] and not replica.positions
+
+
+def test_who_leaves_is_forgotten() -> None:
+    replica = Replica()
+    replica.hears(Follow(1, "s", 1))
+    replica.hears(Follow(2, "s", 1))
+    replica.hears(Unfollow(1))
+    assert list(replica.positions) == [("c", 2)]
+    replica.forget("c")
+    assert not replica.positions and replica.commits(span(1, "a")) == []
+
+
+def test_a_false_claim_to_have_consumed_moves_nothing() -> None:
+    replica = Replica(window=1)
+    replica.commits(span(1, "a"), span(2, "b"))
+    replica.hears(Follow(1, "s", 1))
+    assert replica.hears(Consumed(1, 99)) == replica.hears(Consumed(7, 2)) == []
+
+
+def test_followers_of_a_deleted_stream_are_told() -> None:
+    replica = Replica()
+    replica.hears(Follow(1, "s", 1))
+    del replica.histories["s"]  # type: ignore[attr-defined]
+    (told,) = [m for m in replica.fed(replica.handle(0.0, Expired(FeedTick()))) if isinstance(m, Unfollowed)]
+    assert "deleted" in told.reason
+
+
+# --- the subscriber ----------------------------------------------------------------------------------------
+
+
+def subscriber(lo: int = 1, name: str | None = None, holder: int = 3) -> Subscriber:
+    made = Subscriber(1, "s", lo, "", name, CHAIN, SubscriptionSettings(), holder)
+    made.start(0.0)
+    return made
+
+
+def feed(at: int, *spans: Span, id: int = 1) -> Feed:
+    return Feed(id, at, spans, 99)
+
+
+def delivered(effects: Effects) -> list[int]:
+    items = [effect.item for effect in effects if isinstance(effect, Deliver)]
+    return [seq for item in items if isinstance(item, Fed) for seq in item.span.rows.numbers.tolist()]
+
+
+def messages(effects: Effects) -> list[tuple[NodeId, Any]]:
+    return [(effect.to, effect.message) for effect in effects if isinstance(effect, Send)]
+
+
+def test_a_subscriber_delivers_the_next_span_at_its_horizon_and_nothing_else() -> None:
+    client = subscriber()
+    assert delivered(client.handle(0.1, Received("head", feed(1, span(1, "a", "b"))))) == [1, 2]
+    assert delivered(client.handle(0.1, Received("head", feed(1, span(1, "a", "b"))))) == []
+    assert delivered(client.handle(0.1, Received("head", feed(2, span(2, "b", "c"))))) == [3]
+
+
+def test_a_gap_is_asked_for_again() -> None:
+    client = subscriber()
+    client.handle(0.1, Received("head", feed(1, span(1, "a"))))
+    effects = client.handle(0.2, Received("head", feed(3, span(3, "c"))))
+    assert delivered(effects) == [] and messages(effects) == [("head", Follow(1, "s", 2))]
+
+
+def test_a_sign_of_life_shows_that_something_was_lost() -> None:
+    client = subscriber()
+    client.handle(0.1, Received("head", feed(1, span(1, "a"))))
+    assert messages(client.handle(0.2, Received("head", feed(4)))) == [("head", Follow(1, "s", 2))]
+
+
+def test_a_replica_that_is_silent_or_lost_is_left_for_the_next_at_the_own_horizon() -> None:
+    client = subscriber()
+    client.handle(0.1, Received("head", feed(1, span(1, "a"))))
+    assert messages(client.handle(2.2, Expired(FollowTick()))) == [("middle", Follow(1, "s", 2))]
+    assert messages(client.handle(2.3, Lost("middle"))) == [("tail", Follow(1, "s", 2))]
+    assert client.handle(2.3, Lost("head")) == ()  # of no interest any more
+
+
+def test_a_replica_that_was_left_is_told_so() -> None:
+    client = subscriber()
+    client.handle(2.2, Expired(FollowTick()))
+    assert messages(client.handle(2.3, Received("head", feed(1, span(1, "a"))))) == [("head", Unfollow(1))]
+
+
+def test_a_subscriber_to_the_end_begins_where_the_replica_says() -> None:
+    client = subscriber(LATEST)
+    client.handle(0.1, Received("head", feed(17)))
+    assert client.horizon == 17
+
+
+def test_a_new_chain_is_learned_without_leaving_a_replica_that_is_still_in_it() -> None:
+    client = subscriber()
+    client.handle(0.1, Learn(Membership("r", 2, ("x", "head"))))
+    assert client._source() == "head"
+
+
+def test_a_refusal_ends_the_subscription() -> None:
+    client = subscriber()
+    effects = client.handle(0.1, Received("head", Unfollowed(1, "no such stream")))
+    assert Deliver(Ended(1, "no such stream")) in effects
+    assert client.handle(0.2, Received("head", feed(1, span(1, "a")))) == ()
+
+
+def test_a_durable_subscription_begins_at_its_cursor_and_saves_what_is_processed() -> None:
+    client = subscriber(name="desk")
+    assert messages(client.start(0.0)) == [("head", OpenCursor("desk", "s", 3))]
+    begun = client.handle(0.1, Received("head", CursorAt("desk", "s", 3, 5)))
+    assert messages(begun) == [("head", Follow(1, "s", 5))]
+    client.handle(0.2, Received("head", feed(5, span(5, "e"))))
+    assert messages(client.handle(0.3, Expired(FollowTick()))) == []  # nothing is processed yet
+    client.handle(0.3, Save(6))
+    assert messages(client.handle(0.5, Expired(FollowTick()))) == [("head", SaveCursor("desk", "s", 3, 6))]
+    saved = client.handle(0.6, Received("head", CursorAt("desk", "s", 3, 6)))
+    assert saved == [Deliver(Saved(1, 6))]
+    assert messages(client.handle(0.7, Expired(FollowTick()))) == []
+
+
+def test_a_durable_subscription_without_a_cursor_begins_where_it_wants() -> None:
+    client = subscriber(LATEST, name="desk")
+    begun = client.handle(0.1, Received("head", CursorAt("desk", "s", 3, 0)))
+    assert messages(begun) == [("head", Follow(1, "s", LATEST))]
+
+
+def test_who_holds_the_name_no_longer_stops() -> None:
+    client = subscriber(name="desk")
+    client.handle(0.1, Received("head", CursorAt("desk", "s", 3, 0)))
+    effects = client.handle(0.2, Received("head", CursorAt("desk", "s", 9, 4)))
+    assert [e.item.superseded for e in effects if isinstance(e, Deliver)] == [True]
+
+
+def test_an_opening_that_was_not_for_the_head_goes_to_the_head() -> None:
+    client = subscriber(name="desk")
+    effects = client.handle(0.1, Received("head", NotHead(Membership("r", 2, ("tail", "middle")))))
+    assert messages(effects) == [("tail", OpenCursor("desk", "s", 3))]
+
+
+# --- cursors ---------------------------------------------------------------------------------------------
+
+
+def test_cursors_move_forward_for_their_holder_alone() -> None:
+    table = Cursors()
+    assert table.receive(OpenCursor("n", "s", 5)) == (CursorAt("n", "s", 5, 0), True)
+    assert table.receive(OpenCursor("n", "s", 5)) == (CursorAt("n", "s", 5, 0), False)
+    assert table.receive(SaveCursor("n", "s", 5, 9)) == (CursorAt("n", "s", 5, 9), True)
+    assert table.receive(SaveCursor("n", "s", 5, 7)) == (CursorAt("n", "s", 5, 9), False)
+    assert table.receive(OpenCursor("n", "s", 8)) == (CursorAt("n", "s", 8, 9), True)
+    assert table.receive(SaveCursor("n", "s", 5, 12)) == (CursorAt("n", "s", 8, 9), False)
+
+
+def test_a_new_head_reads_the_cursors_from_the_stream() -> None:
+    table = Cursors()
+    written = []
+    for at, message in enumerate([OpenCursor("n", "s", 5), SaveCursor("n", "s", 5, 9), OpenCursor("m", "s", 1)], 1):
+        table.receive(message)
+        written.append(table.rows(at, message.name, message.stream, 0.0))
+    fresh = Cursors()
+    fresh.load(written)
+    assert fresh.entries == table.entries == {("n", "s"): Cursor(5, 9), ("m", "s"): Cursor(1, 0)}
+
+
+# --- both ends, with a bad network between them -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_row_that_passes_is_delivered_once_and_in_order_whatever_is_lost(seed: int) -> None:
+    rng = random.Random(seed)
+    replicas = {name: Replica(window=3, chunk_rows=4) for name in CHAIN.replicas}
+    where = rng.choice(["", "even"])
+    client = Subscriber(1, "s", EARLIEST, where, None, CHAIN, SubscriptionSettings(), rng.randrange(9))
+    wire: list[tuple[NodeId, NodeId, Any]] = []
+    got: list[int] = []
+    now, published = 0.0, 1
+
+    def carry(src: NodeId, effects: Effects) -> None:
+        for effect in effects:
+            if isinstance(effect, Send) and rng.random() > 0.2:
+                wire.append((src, effect.to, effect.message))
+            elif isinstance(effect, Deliver) and isinstance(effect.item, Fed):
+                got.extend(effect.item.span.rows.numbers.tolist())
+                carry("c", client.handle(now, Received("c", Feed(2, 1, (), 1))))
+                carry("c", client.handle(now, Take(effect.item.span.hi)))
+
+    carry("c", client.start(now))
+    for step in range(1500):
+        now += 0.02
+        if step < 600 and rng.random() < 0.3:
+            batch = span(published, *["x"] * rng.randint(1, 5))
+            published = batch.hi
+            for name, replica in replicas.items():
+                replica.history.accept(batch)
+                carry(name, replica.committed("s"))
+        for _ in range(min(3, len(wire))):
+            src, to, message = wire.pop(0 if rng.random() < 0.9 else rng.randrange(len(wire)))
+            machine: Any = client if to == "c" else replicas[to]
+            carry(to, machine.handle(now, Received(src, message)))
+        if step % 25 == 0:
+            for name, replica in replicas.items():
+                carry(name, [e for e in replica.handle(now, Expired(FeedTick())) if not isinstance(e, SetTimer)])
+            carry("c", [e for e in client.handle(now, Expired(FollowTick())) if not isinstance(e, SetTimer)])
+    expected = np.arange(1, published)
+    assert published > 100 and client.horizon == published
+    assert got == (expected[expected % 2 == 0] if where else expected).tolist()
+
+
+# --- slow subscribers, lost replicas, new streams -----------------------------------------------------------
+
+
+def test_a_slow_subscriber_answers_signs_of_life_and_is_not_given_up() -> None:
+    replica = Replica(patience=3)
+    replica.handle(0.0, Received("c", Follow(1, "s", EARLIEST)))
+    replica.commits(span(1, "a"))
+    client = subscriber()
+    client.handle(0.1, Received("head", feed(1, span(1, "a"))))
+    for _ in range(10):
+        replica.handle(0.0, Expired(FeedTick()))
+        for _, answer in messages(client.handle(0.2, Received("head", feed(2)))):
+            assert answer == Consumed(1, 1)
+            replica.handle(0.3, Received("c", answer))
+    assert len(replica.positions) == 1
+    for _ in range(5):
+        replica.handle(0.0, Expired(FeedTick()))
+    assert len(replica.positions) == 0, "one that does not answer is"
+
+
+def test_what_was_consumed_is_said_once_more_and_an_idle_subscriber_says_nothing() -> None:
+    client = subscriber()
+    client.handle(0.1, Received("head", feed(1, span(1, "a"))))
+    assert messages(client.handle(0.2, Take(2))) == [("head", Consumed(1, 2))]
+    assert messages(client.handle(0.3, Received("head", feed(2)))) == [("head", Consumed(1, 2))]
+    assert messages(client.handle(0.4, Received("head", feed(2)))) == []
+
+
+def test_a_subscriber_that_does_not_take_asks_nobody_for_more() -> None:
+    client = subscriber()
+    client.settings = SubscriptionSettings(window=2)
+    for at in (1, 2):
+        client.handle(0.1, Received("head", feed(at, span(at, "x"))))
+    assert messages(client.handle(0.2, Lost("head"))) == []
+    assert messages(client.handle(0.3, Take(2))) == [("middle", Follow(1, "s", 3))]
+
+
+def test_bytes_in_flight_are_bounded_too() -> None:
+    replica = Replica(window_bytes=1)
+    replica.commits(span(1, "a"))
+    replica.handle(0.0, Received("c", Follow(1, "s", EARLIEST)))
+    assert replica.commits(span(2, "b")) == [], "one message is under way"
+    (more,) = replica.fed(replica.handle(0.1, Received("c", Consumed(1, 2))))
+    assert more == (2, [(2, 3, [2])])
+
+
+def test_a_stream_that_is_not_there_yet_is_asked_for_again_for_a_while() -> None:
+    client = subscriber()
+    unknown = Received("head", Unfollowed(1, "stream 's' is unknown here", True))
+    assert messages(client.handle(0.1, unknown)) == []
+    assert messages(client.handle(0.7, Expired(FollowTick()))) == [("middle", Follow(1, "s", 1))]
+    assert not client.over
+    effects = client.handle(9.0, Received("middle", Unfollowed(1, "stream 's' is unknown here", True)))
+    assert [e.item for e in effects if isinstance(e, Deliver)] == [Ended(1, "stream 's' is unknown here")]
+
+
+def test_whoever_opens_a_name_is_newer_than_its_holder_whatever_the_clocks_say() -> None:
+    client = subscriber(name="desk")
+    effects = client.handle(0.1, Received("head", CursorAt("desk", "s", 50, 7)))
+    assert messages(effects) == [("head", OpenCursor("desk", "s", 51))]
+
+
+def test_a_cursor_that_nobody_saves_is_taken_to_another_replica() -> None:
+    client = subscriber(name="desk")
+    client.handle(0.1, Received("head", CursorAt("desk", "s", 3, 1)))
+    client.handle(0.1, Save(2))
+    asked = set()
+    for at in range(10):
+        client.heard = float(at)
+        asked |= {to for to, message in messages(client.handle(float(at), Expired(FollowTick())))}
+    assert asked == {"head", "middle"}
+
+
+def test_a_prompt_acknowledgement_is_saved_at_once() -> None:
+    client = subscriber(name="desk")
+    client.handle(0.1, Received("head", CursorAt("desk", "s", 3, 1)))
+    assert messages(client.handle(0.2, Save(4, True))) == [("head", SaveCursor("desk", "s", 3, 4))]
