@@ -1,0 +1,67 @@
+"""What a host tells its machine of connections: a node that is gone, and whoever lives at a seed."""
+
+from __future__ import annotations
+
+from net.rig import Ping, Pinger, ping_host, run, until
+from tidings.net.names import make_id
+from tidings.protocols.kernel import Effects, Input, Send
+from tidings.protocols.subscriptions import Lost
+
+
+class Listener(Pinger):
+    """A pinger that notes who was lost."""
+
+    def __init__(self, peer: str | None = None, period: float = 0.01) -> None:
+        super().__init__(peer, period)
+        self.lost: list[str] = []
+
+    def handle(self, now: float, input: Input) -> Effects:
+        if isinstance(input, Lost):
+            self.lost.append(input.node)
+            return []
+        return super().handle(now, input)
+
+
+def test_a_machine_is_told_of_a_node_that_is_gone_and_of_one_that_is_not_to_be_reached() -> None:
+    async def main() -> None:
+        directory: dict[str, tuple[str, int]] = {}
+        server = ping_host("b", Pinger(), directory)
+        directory["b"] = await server.listen()
+        server.start()
+        machine = Listener("b")
+        client = ping_host("a", machine, directory, on_lost=Lost)
+        client.start()
+        await until(lambda: machine.pongs, "it is answered")
+        assert machine.lost == []
+        await server.stop()
+        await until(lambda: len(machine.lost) >= 3, "the end, and attempts that failed")
+        assert set(machine.lost) == {"b"}
+        await client.stop()
+
+    run(main())
+
+
+def test_whoever_lives_at_a_seed_is_known_by_name_from_then_on() -> None:
+    async def main() -> None:
+        directory: dict[str, tuple[str, int]] = {}
+        server = ping_host("b", Pinger(), directory)
+        host, port = await server.listen()
+        seed = make_id("", host, port)
+        directory |= {"b": (host, port), seed: (host, port)}
+        server.start()
+        machine = Listener()
+        client = ping_host("a", machine, directory, on_lost=Lost)
+        client.start()
+        client._carry([Send(seed, Ping(1))])
+        await until(lambda: machine.pongs == [1], "the seed answers")
+        assert list(client.links) == ["b"]
+        client._carry([Send("b", Ping(2))])
+        await until(lambda: machine.pongs == [1, 2], "the same connection")
+        assert server.counters["frames_in"] and len(server.peers) == 1
+        client._carry([Send(seed, Ping(3))])
+        await until(lambda: 3 in machine.pongs, "asked anew")
+        assert list(client.links) == ["b"] and machine.lost == [], "the newer link stands for it; nobody is lost"
+        await client.stop()
+        await server.stop()
+
+    run(main())
