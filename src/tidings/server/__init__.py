@@ -1,0 +1,1 @@
+"""Deployable processes: replicas, configuration services, and the supervisor that runs them on one machine."""

@@ -1,0 +1,88 @@
+"""One process of a cluster that spans several hosts: `tidings serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tidings.core.errors import BadInput
+from tidings.net.loop import run
+from tidings.net.names import CONFIG, parse_address, slot_of
+from tidings.server import layout, logs
+from tidings.server.configuration import EmbeddedConfiguration
+from tidings.server.layout import Layout, Process, started_at
+from tidings.server.plan import Plan, load
+from tidings.server.replica import Spec, main, warm
+
+log = structlog.get_logger("tidings.serve")
+
+
+def home(file: Path, plan: Plan, directory: Path | None) -> Layout:
+    """Where a process keeps its files: as told, as the plan says, or beside the plan."""
+    beside = file.absolute().parent
+    return Layout(directory or (beside / plan.cluster.data if plan.cluster.data else beside))
+
+
+def replica(
+    file: Path, name: str, directory: Path | None, *, listen: str = "", journal: Path | None = None, console: bool
+) -> int:
+    """Run a replica; the exit code."""
+    plan = load(file)
+    region, _, place = name.partition("/")
+    plan.region(region)
+    if slot_of(name) != name or not place or place == CONFIG:
+        raise BadInput(f"--id {name}: a replica is called REGION/pN, e.g. {plan.regions[0].name}/p0")
+    if listen:
+        parse_address(listen)
+    elif name not in plan.slots():
+        raise BadInput(f"--id {name} is not in {file}: add its address there, or give --listen HOST:PORT")
+    warm()
+    spec = Spec(
+        slot=name,
+        root=str(home(file, plan, directory).root),
+        plan=str(file.absolute()),
+        address=listen,
+        journal=str(journal.absolute()) if journal else "",
+        console=console,
+    )
+    return main(spec)
+
+
+def configuration(file: Path, name: str, directory: Path | None, *, console: bool) -> int:
+    """Run a configuration service; the exit code."""
+    plan = load(file)
+    region, _, place = name.partition("/")
+    plan.region(region)
+    if place != CONFIG:
+        raise BadInput(f"--id {name}: the configuration service of {region} is called {region}/{CONFIG}")
+    files = home(file, plan, directory).make()
+    logs.configure(None if console else files.log(name), node=name)
+    return run(_configure(plan, name, files))
+
+
+async def _configure(plan: Plan, name: str, files: Layout) -> int:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    lock = files.lock(name)
+    service = EmbeddedConfiguration(plan, name.partition("/")[0], files.data(name))
+    try:
+        await service.start()
+        pid = os.getpid()
+        layout.write(files.run_file(name), Process(pid=pid, started=started_at(pid), id=service.host.node))
+        stopped: asyncio.Future[Any] = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait([stopped, service.host.failed], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if service.host.failed.done():
+            service.host.failed.result()
+    finally:
+        await service.stop()
+        files.run_file(name).unlink(missing_ok=True)
+        os.close(lock)
+    log.info("stopped")
+    return 0

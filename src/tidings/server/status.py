@@ -1,0 +1,127 @@
+"""How a cluster stands, put together from what its replicas say: `tidings status`, and the supervisor's answer.
+
+Replicas are asked at the addresses that the plan, the roster and each other's memberships name; who does not answer is
+not alive. Of several memberships of a region the newest counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from tidings.core.ids import NodeId, RegionId
+from tidings.net.names import make_id, name_of, parse_address, seed_of, slot_of
+from tidings.protocols.catalog import Description
+from tidings.protocols.membership import Membership
+from tidings.server.asking import Asker, NoAnswer
+from tidings.server.plan import Plan
+
+ANSWER = 1.0  # seconds a replica has; ours, because people wait for it
+
+
+async def describe_all(asker: Asker, slots: Mapping[str, str], timeout: float = ANSWER) -> dict[str, Description]:
+    """What each replica that answers says."""
+
+    async def one(slot: str, address: str) -> tuple[str, Description | None]:
+        try:
+            return slot, await asker.describe(seed_of(address), timeout)
+        except NoAnswer:
+            return slot, None
+
+    found = await asyncio.gather(*[one(slot, address) for slot, address in slots.items()])
+    return {slot: description for slot, description in found if description is not None}
+
+
+def memberships_in(plan: Plan, descriptions: Mapping[str, Description]) -> dict[RegionId, Membership]:
+    """The newest membership of each region that anybody knows."""
+    newest = {region.name: region.founders(0) for region in plan.regions}
+    for description in descriptions.values():
+        for membership in description.memberships:
+            known = newest.get(membership.region)
+            if known is not None and membership.epoch > known.epoch:
+                newest[membership.region] = membership
+    return newest
+
+
+def summarize(
+    plan: Plan, slots: Mapping[str, str], descriptions: Mapping[str, Description], pids: Mapping[str, int]
+) -> dict[str, Any]:
+    """The answer of `tidings status`."""
+    memberships = memberships_in(plan, descriptions)
+    regions = []
+    for region in plan.regions:
+        own = {slot: address for slot, address in slots.items() if slot.partition("/")[0] == region.name}
+        replicas = _replicas(memberships[region.name], own, descriptions, pids)
+        alive = [each["address"] for each in replicas if each["alive"]]
+        address = alive[0] if alive else region.replicas[0]
+        regions.append(
+            {
+                "name": region.name,
+                "address": address,
+                "epoch": memberships[region.name].epoch,
+                "replicas": replicas,
+                "edges": [],
+            }
+        )
+    return {"regions": regions, "streams": _streams(memberships, descriptions)}
+
+
+def _replicas(
+    membership: Membership, slots: Mapping[str, str], descriptions: Mapping[str, Description], pids: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """The chain in its order, then who is outside of it."""
+    chain: list[NodeId] = [*membership.replicas, *filter(None, [membership.joining])]
+    inside = {slot_of(node) for node in chain}
+    outside = [make_id(slot, *parse_address(address)) for slot, address in slots.items() if slot not in inside]
+    found = []
+    for node in (*chain, *outside):
+        slot = slot_of(node)
+        found.append(
+            {
+                "id": name_of(node),
+                "role": role_in(membership, node),
+                "pid": pids.get(slot),
+                "address": node.rpartition("@")[2],
+                "alive": slot in descriptions,
+            }
+        )
+    return found
+
+
+def role_in(membership: Membership, node: NodeId) -> str:
+    """A node's place in a chain: head, middle, tail, joining or out."""
+    if node == membership.joining:
+        return "joining"
+    if node not in membership.replicas:
+        return "out"
+    return "head" if node == membership.head else "tail" if node == membership.tail else "middle"
+
+
+def _streams(
+    memberships: Mapping[RegionId, Membership], descriptions: Mapping[str, Description]
+) -> list[dict[str, Any]]:
+    """Each stream, with the horizon of each region's tail (or whoever of it has answered), as the owner counts it."""
+    voices: dict[RegionId, Description] = {}
+    for region, membership in memberships.items():
+        for node in reversed(membership.replicas):
+            if slot_of(node) in descriptions:
+                voices[region] = descriptions[slot_of(node)]
+                break
+    streams = {stream.name: stream for voice in voices.values() for stream in voice.streams}
+    found = []
+    for name, stream in sorted(streams.items()):
+        states = {region: voice.states[name] for region, voice in voices.items() if name in voice.states}
+        owner = states.get(stream.region) or next(iter(states.values()), None)
+        found.append(
+            {
+                "name": name,
+                "region": stream.region,
+                "gc": stream.gc,
+                "attrs": stream.attrs,
+                "horizon": {region: state.horizon for region, state in states.items()},
+                "live": owner.live if owner else 0,
+                "collected": owner.collected if owner else 0,
+            }
+        )
+    return found
