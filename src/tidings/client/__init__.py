@@ -1,0 +1,1 @@
+"""The public API: connect, publish, subscribe, cache. `import tidings` exports it lazily."""

@@ -1,0 +1,653 @@
+"""`connect`: one client of a cluster, driven by a host of its own.
+
+The machine (machine.py) decides, the host (net/host.py) carries; this file turns calls into commands, and what the
+machine delivers into acknowledgements, events and errors. Everything runs in the loop that entered the connection.
+
+Nothing here gives up by itself while the connection is open: lost connections, moved heads and new chains are the
+machines' business. A call waits until it is answered; bound it with `asyncio.timeout`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from types import TracebackType
+from typing import Any, Literal, NoReturn, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from tidings.client.errors import (
+    Closed,
+    Fenced,
+    Full,
+    NotBuilt,
+    PayloadTooLarge,
+    PublishFailed,
+    TidingsError,
+    UnknownStream,
+    Unreachable,
+)
+from tidings.client.events import Ack, Reason, StreamInfo
+from tidings.client.fabric import Heard
+from tidings.client.machine import Answered, Ask, Broken, ClientMachine, Drop, MachineSettings, Open, Submit
+from tidings.client.packing import CHUNK, CHUNK_BYTES, MAX_PAYLOAD, SHORT, Attrs, Lane, Packer
+from tidings.client.subscription import Subscription
+from tidings.client.url import parse_url
+from tidings.core.errors import BadInput
+from tidings.core.filters import conform, parse, parse_attributes
+from tidings.core.gc import GcPolicy
+from tidings.core.ids import FIRST, NodeId, RegionId, StreamId
+from tidings.core.predicates import Predicate
+from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, before_rows, where_rows
+from tidings.net.host import PEER, Host
+from tidings.net.names import ADDRESSES, make_id
+from tidings.protocols.catalog import (
+    Because,
+    Define,
+    Defined,
+    Describe,
+    Description,
+    NotDefined,
+    Operation,
+    StreamDef,
+    Why,
+)
+from tidings.protocols.kernel import Command, Message
+from tidings.protocols.publishing import Acked, Refused
+from tidings.protocols.subscriptions import EARLIEST, LATEST, Ended, Fed, Lost, Saved
+
+TIMEOUT = 10.0  # seconds to find the cluster, and to make posted events durable at the end; ours
+REPORT = 0.1  # seconds between reports of what durable subscriptions have processed; ours
+TABLE_ROWS = 16_384  # rows in a batch of a table; ours, because larger ones gain nothing
+TABLE_BYTES = 16 << 20  # and bytes: a quarter of a frame
+
+Start: TypeAlias = Literal["earliest", "latest"] | int
+_CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_GONE = {"fenced", "repacked"}
+
+
+def connect(
+    url: str,
+    *,
+    client_id: str | None = None,
+    peer: bool = False,
+    token: str | None = None,
+    cluster: str = "tidings",
+    timeout: float = TIMEOUT,
+    tls: ssl.SSLContext | None = None,
+    settings: MachineSettings | None = None,
+) -> Connection:
+    """A connection to the cluster at ``url``, to be entered with ``async with``.
+
+    ``client_id`` names the publisher: of clients with the same one the newest may publish, older ones are fenced.
+    ``peer``: take part in the region's fabric and forward to others.
+    """
+    return Connection(url, client_id, peer, token or "", cluster, timeout, tls, settings or MachineSettings())
+
+
+class Connection:
+    """One client. See `connect`."""
+
+    def __init__(
+        self,
+        url: str,
+        client_id: str | None,
+        peer: bool,
+        token: str,
+        cluster: str,
+        timeout: float,
+        tls: ssl.SSLContext | None,
+        settings: MachineSettings,
+    ) -> None:
+        self.url = url
+        self.client_id = client_id or f"client-{secrets.token_hex(6)}"
+        if not _CLIENT_ID.fullmatch(self.client_id):
+            raise BadInput(
+                f"client_id {client_id!r}: use letters, digits and . _ -, at most 128, not one of . _ - first"
+            )
+        self.peer = peer
+        self._seeds = parse_url(url)
+        self._options: dict[str, Any] = {"token": token, "cluster": cluster, "tls": tls}
+        self._timeout = timeout
+        self._settings = settings
+        self._error: TidingsError | None = Closed("the connection is not open; use async with tidings.connect(...)")
+        self._described: asyncio.Future[None] | None = None
+        self._answers: dict[int, asyncio.Future[Message]] = {}
+        self._subscriptions: dict[int, Subscription] = {}
+        self._durable: set[int] = set()
+        self._last_id = 0
+        self._lanes: dict[StreamId, Lane] = {}
+        self._reporter: asyncio.TimerHandle | None = None
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Acked: self._on_acked,
+            Fed: self._on_fed,
+            Heard: self._on_heard,
+            Refused: self._on_refused,
+            Broken: self._on_broken,
+            Saved: self._on_saved,
+            Ended: self._on_ended,
+            Answered: self._on_answered,
+            Description: self._on_described,
+        }
+
+    # --- life -------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Connection:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(flush=error is None)
+
+    async def open(self) -> None:
+        """Find the cluster."""
+        self._loop = asyncio.get_running_loop()
+        self._described = self._loop.create_future()
+        node = f"{self.client_id}.{secrets.token_hex(4)}"  # of its own: connections must not take each other's place
+        if self.peer:
+            node = f"{PEER}{node}"
+            await self._listen(node)
+        else:
+            self._host = self._make_host(node)
+        self._packer = Packer(self._loop, self._submit)
+        self._error = None
+        self._lanes = self._packer.lanes
+        self._host.start()
+        self._host.failed.add_done_callback(self._on_failed)
+        try:
+            async with asyncio.timeout(self._timeout):  # wait_for can swallow a cancellation
+                await self._described
+        except BaseException as error:
+            refusals = [link.refused for link in self._host.links.values() if link.refused is not None]
+            await self.close(flush=False)
+            if not isinstance(error, TimeoutError):
+                raise
+            why = str(refusals[0]) if refusals else f"nobody answered within {self._timeout:g} s"
+            raise Unreachable(f"{self.url}: {why}; is the cluster up, and the address right?") from None
+        self._reporter = self._loop.call_later(REPORT, self._report)
+
+    def _make_host(self, node: NodeId) -> Host:
+        rng = random.Random(secrets.randbits(64))
+        self._machine = ClientMachine(node, self.client_id, self._seeds, self._settings, rng, peer=self.peer)
+        return Host(
+            node, self._machine, ADDRESSES, role="client", on_deliver=self._deliver, on_lost=Lost, **self._options
+        )
+
+    async def _listen(self, name: str) -> None:
+        """Take a free port and say so in the own id: others dial it."""
+        for attempt in range(8):
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            self._host = self._make_host(make_id(name, "127.0.0.1", port))
+            try:
+                await self._host.listen("127.0.0.1", port)
+                return
+            except OSError:
+                if attempt == 7:
+                    raise
+
+    async def close(self, *, flush: bool = True) -> None:
+        """End; posted events are made durable first, or the error says which are not."""
+        if isinstance(self._error, Closed):
+            return
+        try:
+            if flush and self._error is None:
+                await self._flush_at_the_end()
+        finally:
+            closed = Closed("the connection is closed")
+            for subscription in list(self._subscriptions.values()):
+                await subscription.close()
+            self._fail(closed)
+            self._error = closed
+            if self._reporter is not None:
+                self._reporter.cancel()
+            await self._host.stop()
+
+    async def _flush_at_the_end(self) -> None:
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._packer.flush()
+        except TimeoutError:
+            failed = Closed(f"the connection was closed, and nobody acknowledged within {self._timeout:g} s")
+            self._packer.close(failed)
+            await self._packer.flush()  # raises
+
+    def command(self, command: Command) -> None:
+        """Tell the machine."""
+        self._host.command(command)
+
+    @property
+    def region(self) -> RegionId:
+        """The region that subscriptions are fed from."""
+        return self._machine.home
+
+    # --- publishing -------------------------------------------------------------------------------------
+
+    def post(
+        self, stream: StreamId, *, key: bytes | None = None, payload: bytes = b"", attrs: Attrs | None = None
+    ) -> None:
+        """Publish one event without waiting; `flush` says what became of it. Raises `Full` when too much is pending."""
+        lane = self._lanes.get(stream)
+        if lane is None:
+            lane = self._lane(stream)
+        payloads = lane.payloads
+        if not payloads or attrs or lane.attrs or type(payload) is not bytes or (key and type(key) is not bytes):
+            self._packer.put(lane, key, payload, attrs)
+            return
+        size = len(payload) + len(key or b"")  # what `put` does with nearly every event, without the call
+        if size >= SHORT:
+            self._packer.put(lane, key, payload, attrs)
+            return
+        payloads.append(payload)
+        lane.keys.append(key)
+        lane.size += size
+        if len(payloads) >= CHUNK or lane.size >= CHUNK_BYTES:
+            self._packer.cut(lane)
+
+    async def publish(
+        self, stream: StreamId, *, key: bytes | None = None, payload: bytes = b"", attrs: Attrs | None = None
+    ) -> Ack:
+        """Publish one event; returns when it is durable at the owner's tail."""
+        lane = self._lanes.get(stream)
+        if lane is None:
+            await self._known(stream)
+            lane = self._lane(stream)
+        while True:
+            try:
+                future = self._packer.put_waiting(lane, key, payload, attrs)
+                break
+            except Full:
+                await self._packer.drain()
+        return await self._acknowledged(future)
+
+    async def publish_table(self, stream: StreamId, table: pa.Table | pa.RecordBatch) -> Ack:
+        """Publish the rows of a table: columns key and payload (binary) and attributes; each may be missing."""
+        definition = await self._known(stream)
+        if table.num_rows == 0:
+            raise BadInput(f"{stream}: the table has no row; an event has at least a payload")
+        return await self._publish_rows(definition, batches_of(definition, table))
+
+    async def collect(self, stream: StreamId, *, before: int | None = None, where: str | None = None) -> Ack:
+        """Publish an event that collects every event below a number, or those for which a condition is true."""
+        definition = await self._known(stream)
+        if (before is None) == (where is None):
+            raise BadInput(f"{stream}: collect either before=SEQ or where=SQL")
+        if where is not None:
+            by_key = GcPolicy.parse(definition.gc).by_key
+            predicate = Predicate.make(where, parse_attributes(definition.attrs), by_key)
+            return await self._publish_rows(definition, [where_rows(FIRST, [predicate.text])])
+        assert before is not None
+        if before < FIRST:
+            raise BadInput(f"{stream}: before={before}: a stream begins at {FIRST}")
+        return await self._publish_rows(definition, [before_rows(FIRST, [before])])
+
+    async def flush(self) -> list[Ack]:
+        """Wait until every posted event is durable; `PublishFailed` says which are not."""
+        self._alive()
+        return await self._packer.flush()
+
+    async def drain(self) -> None:
+        """Give the loop a turn, and wait while too many posted events are pending."""
+        self._alive()
+        await self._packer.drain()
+
+    async def _publish_rows(self, definition: StreamDef, rows: list[Rows]) -> Ack:
+        await self._packer.drain()
+        futures = self._packer.put_rows(self._lane(definition.name), rows)
+        try:
+            acks = [await self._acknowledged(future) for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel() if not future.done() else future.exception()
+            raise
+        parts: list[tuple[int, int]] = []
+        for ack in acks:
+            if parts and parts[-1][1] == ack.lo:
+                parts[-1] = (parts[-1][0], ack.hi)
+            else:
+                parts.append((ack.lo, ack.hi))
+        return Ack(definition.name, parts[0][0], parts[-1][1], tuple(parts))
+
+    async def _acknowledged(self, future: asyncio.Future[Ack]) -> Ack:
+        try:
+            return await future
+        except TidingsError as error:
+            raise type(error)(*error.args) from error  # several may wait for one batch: each gets its own
+
+    def _lane(self, stream: StreamId) -> Lane:
+        self._alive()
+        definition = self._machine.streams.get(stream)
+        if definition is None:
+            raise self._unknown(stream)
+        return self._packer.lane(definition)
+
+    def _submit(self, region: RegionId, stream: StreamId, rows: Rows, tag: int) -> None:
+        self._host.command(Submit(region, stream, rows, tag))
+
+    # --- subscribing --------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        stream: StreamId | Iterable[StreamId],
+        *more: StreamId,
+        where: str | None = None,
+        start: Start = "latest",
+        order: str = "publisher",
+        name: str | None = None,
+    ) -> Opening:
+        """Events of one or several streams, from ``start`` on, for which ``where`` is true.
+
+        With a ``name`` the subscription is durable: it continues behind what was acknowledged under that name.
+        """
+        if order == "total":
+            raise NotBuilt(
+                "order='total' is not built yet; use order='publisher', which keeps the order of each stream"
+            )
+        if order != "publisher":
+            raise BadInput(f"order={order!r}: it is 'publisher' or 'total'")
+        streams = [*([stream] if isinstance(stream, str) else stream), *more]
+        if not streams or len(set(streams)) < len(streams):
+            raise BadInput(f"subscribe to {streams}: name at least one stream, and each once")
+        return Opening(self, streams, where or "", _position(start), name)
+
+    async def _subscribe(self, streams: list[StreamId], where: str, lo: int, name: str | None) -> Subscription:
+        for stream in streams:
+            definition = await self._known(stream)
+            if where:
+                parse(where, parse_attributes(definition.attrs))  # `BadFilter` says where it is wrong
+        holder = int(time.time() * 1e6)
+        opens: list[Open] = []
+        for stream in streams:
+            self._last_id += 1
+            opens.append(Open(self._last_id, stream, lo, where, name, holder))
+        subscription = Subscription(self, opens, self._forget, self._loop)
+        self._subscriptions |= dict.fromkeys(subscription.feeds, subscription)
+        return await subscription.__aenter__()
+
+    def _forget(self, ids: list[int]) -> None:
+        for id in ids:
+            self._subscriptions.pop(id, None)
+
+    def join(self, group: str) -> NoReturn:
+        """Events and membership views in one total order: not built yet."""
+        raise NotBuilt(f"join({group!r}) is not built yet; subscribe to a stream instead")
+
+    def _report(self) -> None:
+        for subscription in self._subscriptions.values():
+            if subscription.durable:
+                subscription.report()
+        self._reporter = self._loop.call_later(REPORT, self._report)
+
+    # --- streams --------------------------------------------------------------------------------------------
+
+    async def streams(self) -> list[StreamInfo]:
+        """All streams, and how they stand in the region that the client is connected to."""
+        nonce = self._nonce()
+        told = await self._ask(Ask(nonce, Describe(nonce)))
+        assert isinstance(told, Description)
+        out = []
+        for stream in sorted(told.streams, key=lambda each: each.name):
+            state = told.states.get(stream.name)
+            horizon, live, collected = (state.horizon, state.live, state.collected) if state else (FIRST, 0, 0)
+            out.append(StreamInfo(stream.name, stream.region, stream.gc, stream.attrs, horizon, live, collected))
+        return out
+
+    async def stream(self, name: StreamId) -> StreamInfo:
+        """One stream, and how it stands; raises `UnknownStream`."""
+        await self._known(name)
+        for stream in await self.streams():
+            if stream.name == name:
+                return stream
+        raise self._unknown(name)
+
+    async def create_stream(
+        self, name: StreamId, *, region: RegionId | None = None, attrs: str = "", gc: str = "none"
+    ) -> StreamInfo:
+        """Create a stream in a region (the own one, unless told otherwise); there already: it must be the same."""
+        return await self._define("create", StreamDef(name, region or self.region, gc, attrs=attrs))
+
+    async def alter_stream(self, name: StreamId, *, attrs: str) -> StreamInfo:
+        """Add attributes to a stream: ``attrs`` are the old ones and, behind them, the new."""
+        known = await self._known(name)
+        return await self._define("alter", StreamDef(name, known.region, known.gc, attrs=attrs))
+
+    async def delete_stream(self, name: StreamId) -> StreamInfo:
+        """Delete a stream and all its events; the name cannot be used again."""
+        known = await self._known(name)
+        return await self._define("delete", StreamDef(name, known.region))
+
+    async def why(self, stream: StreamId, seq: int) -> Reason:
+        """What has become of a number, as the stream's own region knows it."""
+        definition = await self._known(stream)
+        if seq < FIRST:
+            raise BadInput(f"{stream}: {seq} was never a number: a stream begins at {FIRST}")
+        told = await self._ask(Ask(self._nonce(), Why(stream, seq), definition.region))
+        assert isinstance(told, Because)
+        return Reason(stream, seq, told.state, told.by)
+
+    async def _define(self, operation: Operation, definition: StreamDef) -> StreamInfo:
+        self._alive()
+        if definition.region not in self._machine.memberships:
+            known = ", ".join(sorted(self._machine.memberships))
+            raise BadInput(f"region {definition.region!r} is unknown; there are: {known}")
+        nonce = self._nonce()
+        told = await self._ask(Ask(nonce, Define(nonce, operation, definition), definition.region, True))
+        if isinstance(told, NotDefined):
+            raise BadInput(told.reason)
+        assert isinstance(told, Defined)
+        made = told.definition
+        if made.name in self._lanes:
+            self._packer.lane(made)
+        return StreamInfo(made.name, made.region, made.gc, made.attrs, FIRST, 0, 0)
+
+    async def _known(self, stream: StreamId) -> StreamDef:
+        """The definition of a stream; looks again before it says that there is none."""
+        self._alive()
+        for pause in (0.0, 0.2):
+            found = self._machine.streams.get(stream)
+            if found is not None:
+                return found
+            await asyncio.sleep(pause)
+            await self.streams()
+        found = self._machine.streams.get(stream)
+        if found is None:
+            raise self._unknown(stream)
+        return found
+
+    def _unknown(self, stream: StreamId) -> UnknownStream:
+        near = get_close_matches(stream, sorted(self._machine.streams), n=1)
+        hint = f", did you mean {near[0]!r}?" if near else "; create it, or look again with streams()"
+        return UnknownStream(f"stream {stream!r} is unknown in region {self.region}{hint}", stream)
+
+    # --- questions ------------------------------------------------------------------------------------------
+
+    def _nonce(self) -> int:
+        return secrets.randbits(48) + 1
+
+    async def _ask(self, ask: Ask) -> Message:
+        self._alive()
+        future: asyncio.Future[Message] = self._loop.create_future()
+        self._answers[ask.nonce] = future
+        try:
+            self._host.command(ask)
+            return await future
+        finally:
+            del self._answers[ask.nonce]
+            if not future.done() or future.cancelled():
+                self._host.command(Drop(ask.nonce))
+
+    def _alive(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(*self._error.args)
+
+    # --- what the machine delivers --------------------------------------------------------------------------
+
+    def _deliver(self, item: Any) -> None:
+        handler = self._handlers.get(type(item))
+        if handler is not None:
+            handler(item)
+
+    def _on_acked(self, item: Acked) -> None:
+        self._packer.acked(item.tag, item.lo, item.hi)
+
+    def _on_refused(self, item: Refused) -> None:
+        error: TidingsError
+        if item.reason == "stream":
+            error = UnknownStream(
+                f"stream {item.stream!r} is unknown to its owner; perhaps it was deleted", item.stream
+            )
+        else:
+            error = PublishFailed(
+                f"{item.stream}: the owner refused the batch ({item.reason}): it does not fit the stream"
+            )
+        self._packer.refused(item.tag, error)
+
+    def _on_broken(self, item: Broken) -> None:
+        error: TidingsError
+        if item.reason in _GONE:
+            error = Fenced(
+                f"client_id {self.client_id!r}: a newer client publishes to region {item.region} under this id; "
+                "connect anew, or under another"
+            )
+        else:
+            error = PublishFailed(
+                f"client_id {self.client_id!r}: region {item.region} has forgotten this session ({item.reason}): "
+                "what was not acknowledged may or may not be published; connect anew"
+            )
+        self._packer.fail(item.region, error)
+
+    def _on_fed(self, item: Fed) -> None:
+        subscription = self._subscriptions.get(item.id)
+        if subscription is not None:
+            subscription.fed(item.id, item.span)
+
+    def _on_heard(self, item: Heard) -> None:
+        subscription = self._subscriptions.get(item.id)
+        if subscription is not None:
+            subscription.heard(item.id, item.at, item.horizon, self._loop.time())
+
+    def _on_saved(self, item: Saved) -> None:
+        subscription = self._subscriptions.get(item.id)
+        if subscription is not None:
+            subscription.saved(item.id, item.horizon)
+
+    def _on_ended(self, item: Ended) -> None:
+        subscription = self._subscriptions.get(item.id)
+        if subscription is not None:
+            subscription.ended(item)
+
+    def _on_answered(self, item: Answered) -> None:
+        future = self._answers.get(item.nonce)
+        if future is not None and not future.done():
+            future.set_result(item.message)
+
+    def _on_described(self, item: Description) -> None:
+        if self._described is not None and not self._described.done():
+            self._described.set_result(None)
+        for name, lane in self._lanes.items():
+            definition = self._machine.streams[name]
+            if len(lane.declared) < definition.attrs.count(",") + bool(definition.attrs):
+                self._packer.lane(definition)
+
+    def _on_failed(self, failed: asyncio.Future[None]) -> None:
+        error = None if failed.cancelled() else failed.exception()
+        if error is not None:
+            self._fail(error if isinstance(error, TidingsError) else TidingsError(str(error)))
+
+    def _fail(self, error: TidingsError) -> None:
+        """Nothing more will come."""
+        self._error = self._error or error
+        self._packer.close(error)
+        for subscription in self._subscriptions.values():
+            subscription.end(error)
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(error)
+        if self._described is not None and not self._described.done():
+            self._described.set_exception(error)
+
+
+class Opening:
+    """A subscription that is not open yet: ``async with`` opens it."""
+
+    def __init__(self, connection: Connection, streams: list[StreamId], where: str, lo: int, name: str | None) -> None:
+        self._connection = connection
+        self._request = (streams, where, lo, name)
+        self._subscription: Subscription | None = None
+
+    async def open(self) -> Subscription:
+        """Open it; the subscription must be closed."""
+        self._subscription = await self._connection._subscribe(*self._request)
+        return self._subscription
+
+    async def __aenter__(self) -> Subscription:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._subscription is not None:
+            await self._subscription.close()
+
+
+def _position(start: Start) -> int:
+    if start == "earliest":
+        return EARLIEST
+    if start == "latest":
+        return LATEST
+    number: object = start  # whatever the types promise
+    if isinstance(number, int) and not isinstance(number, bool) and number >= FIRST:
+        return number
+    raise BadInput(f"start={start!r}: it is 'earliest', 'latest' or a number from {FIRST} on")
+
+
+def batches_of(definition: StreamDef, table: pa.Table | pa.RecordBatch) -> list[Rows]:
+    """A table as batches of rows that fit a stream, no value copied that fits already; raises `BadInput`."""
+    count = table.num_rows
+    names = table.schema.names
+    attributes = conform(table, parse_attributes(definition.attrs))
+    columns: list[pa.Array] = [
+        pa.array(np.zeros(count, np.uint8)),
+        *[_bytes_column(definition.name, table, name) for name in ("key", "payload")],
+        pa.nulls(count, pa.int64()),
+    ]
+    schema = ROW_SCHEMA
+    for name, column in attributes.items():
+        if name in names:
+            schema = schema.append(pa.field(name, column.type))
+            columns.append(column)
+    whole = pa.RecordBatch.from_arrays(columns, schema=schema)
+    size = max(1, min(TABLE_ROWS, int(count * TABLE_BYTES / max(whole.nbytes, 1))))
+    return [ArrowRows.dense(FIRST, whole.slice(at, size)) for at in range(0, count, size)]
+
+
+def _bytes_column(stream: StreamId, table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
+    count = table.num_rows
+    if name not in table.schema.names:
+        return pa.nulls(count, pa.binary()) if name == "key" else pa.array([b""] * count, pa.binary())
+    column = table.column(name)
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    kind = array.type
+    if not kind.equals(pa.binary()):
+        if not (pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_string(kind)):
+            raise BadInput(f"{stream}: column {name!r} is binary, not {kind}: cast it first")
+        array = array.cast(pa.binary())
+    if name == "payload" and array.null_count:
+        array = array.fill_null(b"")
+    if count and name == "payload":
+        offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + count + 1]
+        longest = int((offsets[1:] - offsets[:-1]).max())
+        if longest > MAX_PAYLOAD:
+            raise PayloadTooLarge(f"{stream}: a payload of {longest} bytes; the limit is {MAX_PAYLOAD}")
+    return array

@@ -1,0 +1,99 @@
+"""What a client can be told, as types: match on the class, read the text. All of them are a `TidingsError`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidings.core.errors import AsofGone, BadAttribute, BadFilter, BadInput, NotFinal, TidingsError
+
+if TYPE_CHECKING:
+    from tidings.client.events import Ack
+
+__all__ = [
+    "AsofGone",
+    "BadAttribute",
+    "BadFilter",
+    "BadInput",
+    "Closed",
+    "Fenced",
+    "Full",
+    "NotBuilt",
+    "NotFinal",
+    "NotPublished",
+    "PayloadTooLarge",
+    "PublishFailed",
+    "SubscriptionEnded",
+    "Superseded",
+    "TidingsError",
+    "UnknownStream",
+    "Unreachable",
+    "Unsettled",
+]
+
+
+class UnknownStream(BadInput):
+    """There is no such stream, as far as the region that the client is connected to knows."""
+
+    def __init__(self, message: str, stream: str = "") -> None:
+        super().__init__(message)
+        self.stream = stream
+
+
+class PayloadTooLarge(BadInput):
+    """An event is larger than a stream takes; split it, or publish where it can be found."""
+
+
+class NotBuilt(TidingsError):
+    """What is asked for is designed but not built yet."""
+
+
+class Closed(TidingsError):
+    """The connection, subscription or cache has been closed."""
+
+
+class Unreachable(TidingsError):
+    """Nobody answers at the addresses of the URL, or whoever does refuses this client."""
+
+
+class Full(TidingsError):
+    """Too many posted events are not durable yet: this one was not taken. Await `drain()` and post it again."""
+
+
+class Fenced(TidingsError):
+    """A newer client with the same ``client_id`` publishes now; this one may not go on. Connect anew."""
+
+
+class NotPublished(msgspec.Struct, frozen=True):
+    """Events of one call or one batch that are not known to be durable. ``in_doubt``: they may be published."""
+
+    stream: str
+    count: int
+    reason: str
+    in_doubt: bool
+    keys: Sequence[bytes | None] = ()
+    payloads: Sequence[bytes] = ()
+    attrs: Sequence[dict[str, Any] | None] | None = None
+
+
+class PublishFailed(TidingsError):
+    """Some events are not durable: ``failed`` says which and why, ``acks`` where the others of the flush are."""
+
+    def __init__(self, message: str, failed: Sequence[NotPublished] = (), acks: Sequence[Ack] = ()) -> None:
+        super().__init__(message)
+        self.failed = tuple(failed)
+        self.acks = tuple(acks)
+
+
+class SubscriptionEnded(TidingsError):
+    """The subscription cannot go on, and why."""
+
+
+class Superseded(SubscriptionEnded):
+    """A newer subscriber holds this durable name; what was not acknowledged is delivered to it."""
+
+
+class Unsettled(TidingsError):
+    """A value was invalidated again and again while it was loaded, so that no load could be trusted. Try again."""

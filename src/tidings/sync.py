@@ -1,0 +1,283 @@
+"""The client for blocking code: the same calls, without ``await``; a loop of its own runs in a thread.
+
+    with tidings.sync.connect("tidings://127.0.0.1:7400") as t:
+        t.publish("prices", key=b"IBM", payload=b"...")
+        with t.subscribe("prices", start="earliest") as sub:
+            for event in sub: ...
+
+Calls may come from any thread. `post` leaves its event where the loop finds it and wakes the loop once for many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
+
+import pyarrow as pa
+
+from tidings.client import connection
+from tidings.client.errors import Closed, Full
+from tidings.client.events import Ack, Event, Reason, Rows, StreamInfo
+from tidings.client.packing import PENDING, Attrs
+from tidings.client.subscription import Subscription as AsyncSubscription
+from tidings.net.loop import loop_factory
+
+T = TypeVar("T")
+
+
+def connect(url: str, **options: Any) -> Connection:
+    """A connection to the cluster at ``url``, to be entered with ``with``; options as for `tidings.connect`."""
+    return Connection(url, options)
+
+
+class Connection:
+    """One client. See `connect`."""
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        self._async = connection.connect(url, **options)
+        self._posts: deque[tuple[str, bytes | None, bytes, Attrs | None]] = deque()
+        self._failed: deque[BaseException] = deque(maxlen=16)
+        self._lock = threading.Lock()
+        self._woken = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    # --- life -------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Connection:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(flush=error is None)
+
+    def open(self) -> None:
+        """Find the cluster."""
+        factory = loop_factory() or asyncio.new_event_loop
+        self._loop = factory()
+        self._thread = threading.Thread(target=self._run, name=f"tidings {self._async.client_id}", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._async.open())
+        except BaseException:
+            self._stop()
+            raise
+
+    def close(self, *, flush: bool = True) -> None:
+        """End; posted events are made durable first, or the error says which are not."""
+        if self._loop is None:
+            return
+        try:
+            if flush:
+                self._drained()
+            self._call(self._async.close(flush=flush))
+            self._raise_failed()
+        finally:
+            self._stop()
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _stop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None and self._thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.close()
+
+    def _call(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run a coroutine in the loop's thread; an interrupt cancels it."""
+        if self._loop is None:
+            work.close()
+            raise Closed("the connection is not open; use with tidings.sync.connect(...)")
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout)
+        except FutureTimeout:
+            future.cancel()
+            raise
+        except BaseException:
+            future.cancel()
+            raise
+
+    # --- publishing -------------------------------------------------------------------------------------
+
+    def publish(
+        self, stream: str, *, key: bytes | None = None, payload: bytes = b"", attrs: Attrs | None = None
+    ) -> Ack:
+        """Publish one event; returns when it is durable."""
+        self._drained()
+        return self._call(self._async.publish(stream, key=key, payload=payload, attrs=attrs))
+
+    def post(self, stream: str, *, key: bytes | None = None, payload: bytes = b"", attrs: Attrs | None = None) -> None:
+        """Publish one event without waiting for it; waits only while too many are pending.
+
+        What is wrong with an event is raised by a later call.
+        """
+        if self._failed:
+            self._raise_failed()
+        if self._loop is None:
+            raise Closed("the connection is not open; use with tidings.sync.connect(...)")
+        self._posts.append((stream, key, payload, attrs))
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._take)
+        if len(self._posts) >= PENDING // 4:
+            self._drained()
+
+    def _take(self) -> None:
+        """In the loop: post what has gathered."""
+        self._woken = False
+        posts = self._posts
+        while posts:
+            stream, key, payload, attrs = posts[0]
+            try:
+                self._async.post(stream, key=key, payload=payload, attrs=attrs)
+            except Full:
+                self._woken = True
+                task = asyncio.ensure_future(self._async.drain())
+                task.add_done_callback(self._taken_again)
+                return
+            except Exception as error:
+                self._failed.append(error)
+            posts.popleft()
+
+    def _taken_again(self, drained: asyncio.Future[None]) -> None:
+        if drained.cancelled() or drained.exception() is not None:
+            self._woken = False
+        else:
+            self._take()
+
+    def _drained(self) -> None:
+        """Wait until the loop has taken every post."""
+
+        async def wait() -> None:
+            self._take()
+            while self._posts:
+                await self._async.drain()
+                await asyncio.sleep(0.001)
+
+        self._call(wait())
+        self._raise_failed()
+
+    def _raise_failed(self) -> None:
+        if self._failed:
+            raise self._failed.popleft()
+
+    def flush(self) -> list[Ack]:
+        """Wait until every posted event is durable; the error says which are not."""
+        self._drained()
+        return self._call(self._async.flush())
+
+    def publish_table(self, stream: str, table: pa.Table | pa.RecordBatch) -> Ack:
+        """Publish the rows of a table."""
+        self._drained()
+        return self._call(self._async.publish_table(stream, table))
+
+    def collect(self, stream: str, *, before: int | None = None, where: str | None = None) -> Ack:
+        """Publish an event that collects others."""
+        self._drained()
+        return self._call(self._async.collect(stream, before=before, where=where))
+
+    # --- the rest -----------------------------------------------------------------------------------------
+
+    def subscribe(self, stream: str | Iterable[str], *more: str, **options: Any) -> Subscription:
+        """Events of one or several streams; options as for the asynchronous `subscribe`."""
+        return Subscription(self, self._async.subscribe(stream, *more, **options))
+
+    def why(self, stream: str, seq: int) -> Reason:
+        """What has become of a number."""
+        return self._call(self._async.why(stream, seq))
+
+    def streams(self) -> list[StreamInfo]:
+        """All streams, and how they stand."""
+        return self._call(self._async.streams())
+
+    def stream(self, name: str) -> StreamInfo:
+        """One stream, and how it stands."""
+        return self._call(self._async.stream(name))
+
+    def create_stream(self, name: str, **options: Any) -> StreamInfo:
+        """Create a stream; options region, attrs, gc."""
+        return self._call(self._async.create_stream(name, **options))
+
+    def alter_stream(self, name: str, *, attrs: str) -> StreamInfo:
+        """Add attributes to a stream."""
+        return self._call(self._async.alter_stream(name, attrs=attrs))
+
+    def delete_stream(self, name: str) -> StreamInfo:
+        """Delete a stream and all its events."""
+        return self._call(self._async.delete_stream(name))
+
+    def join(self, group: str) -> NoReturn:
+        """Not built yet."""
+        self._async.join(group)
+
+    @property
+    def region(self) -> str:
+        """The region that subscriptions are fed from."""
+        return self._async.region
+
+    @property
+    def client_id(self) -> str:
+        """The id it publishes under."""
+        return self._async.client_id
+
+
+class Subscription:
+    """A subscription for blocking code: ``with`` opens it, ``for`` takes events."""
+
+    def __init__(self, connection: Connection, opening: connection.Opening) -> None:
+        self._connection = connection
+        self._opening = opening
+        self._subscription: AsyncSubscription | None = None
+        self._rest: Iterator[Event] = iter(())
+
+    def __enter__(self) -> Subscription:
+        self._subscription = self._connection._call(self._opening.open())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._subscription is not None and self._connection._loop is not None:
+            self._connection._call(self._subscription.close())
+
+    def __iter__(self) -> Iterator[Event]:
+        if self._open.durable:
+            while True:
+                yield self.next()
+        while True:
+            yield from self._rest
+            self._rest = iter(self._connection._call(self._open.events()))
+
+    def next(self, timeout: float | None = None) -> Event:
+        """The next event; raises `TimeoutError` if none comes in time."""
+        event = next(self._rest, None)
+        return event if event is not None else self._connection._call(self._open.next(timeout))
+
+    def spans(self) -> Iterator[Rows]:
+        """Spans as they come, rows in columns."""
+        spans = self._open.spans()
+        while True:
+            yield self._connection._call(anext(spans))  # type: ignore[arg-type]
+
+    def ack(self) -> None:
+        """Acknowledge everything that was handed out, and wait until that is durable."""
+        self._connection._call(self._open.ack())
+
+    @property
+    def _open(self) -> AsyncSubscription:
+        if self._subscription is None:
+            raise Closed("the subscription is not open; use with t.subscribe(...)")
+        return self._subscription

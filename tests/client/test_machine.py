@@ -1,0 +1,179 @@
+"""The client's machine without I/O: how it finds the cluster, and how news reach its parts."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tidings.client.fabric import Heard
+from tidings.client.machine import (
+    Answered,
+    Ask,
+    AskTick,
+    Broken,
+    ClientMachine,
+    Close,
+    MachineSettings,
+    Open,
+    RefreshTick,
+    Submit,
+    Taken,
+)
+from tidings.core.rows import CountedRows, data_rows
+from tidings.core.span import Span
+from tidings.protocols.catalog import Because, Define, Describe, Description, StreamDef, StreamState, Why
+from tidings.protocols.kernel import Deliver, Effects, Expired, Received, Send
+from tidings.protocols.membership import Membership
+from tidings.protocols.messages import Know, Offer
+from tidings.protocols.publishing import NotHead, OpenSession, Publish, Rejected, SessionOpened
+from tidings.protocols.subscriptions import Fed, Feed, Follow, Lost, Unfollow
+
+NEAR = Membership("r0", 1, ("r0/a@h:1", "r0/b@h:2", "r0/c@h:3"))
+FAR = Membership("r1", 4, ("r1/a@h:4", "r1/b@h:5"))
+STREAMS = (StreamDef("s", "r0", number=0), StreamDef("t", "r1", number=1))
+ROWS = CountedRows(1, 2, 10)
+
+
+def sent(effects: Effects) -> list[tuple[str, Any]]:
+    return [(effect.to, effect.message) for effect in effects if isinstance(effect, Send)]
+
+
+def told(effects: Effects) -> list[Any]:
+    return [effect.item for effect in effects if isinstance(effect, Deliver)]
+
+
+def described(nonce: int, near: Membership = NEAR, far: Membership = FAR) -> Description:
+    states = {"s": StreamState(5, 4, 0)}
+    return Description(nonce, "r0", (near, far), STREAMS, states)
+
+
+def machine(**options: Any) -> ClientMachine:
+    return ClientMachine("c", "web", ("@h:1", "@h:9"), MachineSettings(), random.Random(3), **options)
+
+
+def found(**options: Any) -> ClientMachine:
+    client = machine(**options)
+    ((_, ask),) = sent(client.start(0.0))
+    client.handle(0.0, Received(NEAR.head, described(ask.nonce)))
+    return client
+
+
+def test_it_asks_one_seed_after_the_other_until_somebody_describes_the_cluster() -> None:
+    client = machine()
+    ((to, ask),) = sent(client.start(0.0))
+    assert (to, type(ask)) == ("@h:1", Describe)
+    assert sent(client.handle(0.1, Lost("@h:1"))) == [("@h:9", ask)]
+    assert sent(client.handle(0.6, Expired(AskTick(ask.nonce, 2)))) == [("@h:1", ask)]
+    assert sent(client.handle(0.6, Expired(AskTick(ask.nonce, 2)))) == [], "a stale timer"
+    effects = client.handle(0.7, Received(NEAR.head, described(ask.nonce)))
+    assert told(effects) == [described(ask.nonce)]
+    assert (client.home, set(client.memberships), set(client.streams)) == ("r0", {"r0", "r1"}, {"s", "t"})
+
+
+def test_each_region_has_a_publisher_of_its_own_and_answers_go_to_the_right_one() -> None:
+    client = found()
+    ((head, opening),) = sent(client.handle(1.0, Submit("r1", "t", ROWS, 7)))
+    assert (head, type(opening)) == (FAR.head, OpenSession)
+    client.handle(1.0, Submit("r0", "s", ROWS, 8))
+    effects = client.handle(1.1, Received(FAR.head, SessionOpened(opening.nonce, 50)))
+    assert sent(effects) == [(FAR.head, Publish("t", "web", 50, 1, ROWS))]
+    effects = client.handle(1.2, Received(FAR.head, Rejected(50, 1, "fenced")))
+    assert told(effects) == [Broken("r1", "fenced")]
+
+
+def test_a_newer_chain_reaches_the_publisher_the_subscribers_and_open_questions() -> None:
+    client = found()
+    client.handle(1.0, Submit("r0", "s", ROWS, 7))
+    client.handle(1.0, Open(1, "s", 1, "", None, 3))
+    define = Define(9, "create", StreamDef("u", "r0"))
+    assert sent(client.handle(1.0, Ask(9, define, "r0", True))) == [(NEAR.head, define)]
+    newer = Membership("r0", 2, ("r0/b@h:2", "r0/c@h:3"))
+    effects = client.handle(1.1, Received("r0/a@h:1", NotHead(newer)))
+    assert ("r0/b@h:2", define) in sent(effects)
+    assert [to for to, message in sent(effects) if isinstance(message, OpenSession)] == ["r0/b@h:2"]
+    assert client.subscribers[1].membership == newer
+    older = client.handle(1.2, Received("r0/a@h:1", NotHead(NEAR)))
+    assert client.memberships["r0"] == newer and not [m for _, m in sent(older) if isinstance(m, OpenSession)]
+
+
+def test_a_session_that_was_idle_for_long_is_not_trusted() -> None:
+    client = found()
+    ((_, first),) = sent(client.handle(1.0, Submit("r0", "s", ROWS, 7)))
+    client.publishers["r0"].queue.clear()
+    ((_, again),) = sent(client.handle(4000.0, Submit("r0", "s", ROWS, 8)))
+    assert isinstance(again, OpenSession) and again.nonce != first.nonce
+
+
+def test_after_a_loss_the_cluster_is_looked_at_every_second_for_a_while() -> None:
+    client = found()
+    assert not sent(client.handle(5.0, Expired(RefreshTick())))
+    ((_, ask),) = [pair for pair in sent(client.handle(6.0, Lost(NEAR.head))) if isinstance(pair[1], Describe)]
+    client.handle(6.1, Received(NEAR.tail, described(ask.nonce)))
+    assert [type(m) for _, m in sent(client.handle(7.5, Expired(RefreshTick())))] == [Describe]
+
+
+def test_a_question_is_answered_once() -> None:
+    client = found()
+    assert sent(client.handle(1.0, Ask(5, Why("t", 3), "r1"))) == [(FAR.tail, Why("t", 3))]
+    answer = Because("t", 3, "row")
+    assert told(client.handle(1.1, Received(FAR.tail, answer))) == [Answered(5, answer)]
+    assert told(client.handle(1.1, Received(FAR.tail, answer))) == []
+
+
+def test_a_feed_is_a_sign_of_life_and_one_for_nobody_is_stopped() -> None:
+    client = found()
+    ((source, _),) = sent(client.handle(1.0, Open(1, "s", 1, "", None, 3)))
+    assert told(client.handle(1.1, Received(source, Feed(1, 1, (), 9)))) == [Heard(1, 1, 9)]
+    assert sent(client.handle(1.2, Close(1))) == [(source, Unfollow(1))]
+    assert sent(client.handle(1.3, Received(source, Feed(1, 1, (), 9)))) == [(source, Unfollow(1))]
+
+
+# --- peers ------------------------------------------------------------------------------------------------
+
+
+def batch(lo: int, count: int) -> Span:
+    return Span.of("s", lo, data_rows(lo, None, [b"%d" % at for at in range(lo, lo + count)]))
+
+
+def gossiped(client: ClientMachine, span: Span) -> Effects:
+    client.handle(2.0, Received(NEAR.tail, Offer("s", span.hi)))
+    return client.handle(2.0, Received(NEAR.tail, Know("s", (span,), span.hi)))
+
+
+def test_a_peer_is_fed_by_a_replica_until_the_fabric_can_continue() -> None:
+    client = found(peer=True)
+    ((source, follow),) = sent(client.handle(1.0, Open(1, "s", 1, "", None, 3)))
+    assert isinstance(follow, Follow)
+    effects = client.handle(1.1, Received(source, Feed(1, 1, (batch(1, 4),), 5)))
+    assert (source, Unfollow(1)) in sent(effects), "the fabric continues at 5"
+    assert [item.span.hi for item in told(effects) if isinstance(item, Fed)] == [5]
+    effects = gossiped(client, batch(5, 3))
+    assert [(item.span.lo, item.span.hi) for item in told(effects) if isinstance(item, Fed)] == [(5, 8)]
+    client.check()
+
+
+def test_a_tap_that_is_not_taken_from_is_given_no_more_and_follows_a_replica_when_the_fabric_has_forgotten() -> None:
+    client = found(peer=True)
+    client.handle(1.0, Open(1, "s", -2, "", None, 3))
+    assert client.fabric is not None
+    given = 0
+    for at in range(5, 105):
+        given += sum(isinstance(item, Fed) for item in told(gossiped(client, batch(at, 1))))
+    assert given == 32
+    recv = client.fabric.client.pull.streams["s"].recv
+    while recv.spans[0].lo < 60:
+        recv.rows -= recv.spans.popleft().rows.count
+    effects = client.handle(3.0, Taken(1, 37))
+    assert [message.lo for _, message in sent(effects) if isinstance(message, Follow)] == [37]
+    client.check()
+
+
+@pytest.mark.parametrize("where", ["seq > 6", ""])
+def test_a_peer_filters_by_itself(where: str) -> None:
+    client = found(peer=True)
+    client.handle(1.0, Open(1, "s", -2, where, None, 3))
+    (fed,) = [item for item in told(gossiped(client, batch(5, 4))) if isinstance(item, Fed)]
+    assert fed.span.rows.numbers.tolist() == ([7, 8] if where else [5, 6, 7, 8])
+    assert (fed.span.lo, fed.span.hi) == (5, 9)

@@ -1,0 +1,230 @@
+"""One-event calls become batches: at once when idle, larger ones under load, never more than the bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.rig import dial, run, take, town
+from tidings import errors
+from tidings.client import packing
+from tidings.client.events import Ack
+from tidings.client.packing import Packer
+from tidings.core.rows import Rows
+from tidings.protocols.catalog import StreamDef
+
+STREAM = StreamDef("s", "r0", attrs="n int")
+
+
+class Publisher:
+    """Takes batches and answers when told to."""
+
+    def __init__(self) -> None:
+        self.packer = Packer(asyncio.get_running_loop(), self._take)
+        self.lane = self.packer.lane(STREAM)
+        self.batches: list[tuple[Rows, int]] = []
+        self.next = 1
+        self.answered = 0
+
+    def _take(self, region: str, stream: str, rows: Rows, tag: int) -> None:
+        self.batches.append((rows, tag))
+
+    def post(self, count: int) -> None:
+        for _ in range(count):
+            self.packer.put(self.lane, b"k", b"x", None)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [rows.count for rows, _ in self.batches]
+
+    def answer(self, count: int = 1) -> None:
+        for rows, tag in self.batches[self.answered : self.answered + count]:
+            self.answered += 1
+            self.packer.acked(tag, self.next, self.next + rows.count)
+            self.next += rows.count
+
+
+async def turn() -> None:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+def test_while_idle_what_was_posted_leaves_on_the_next_turn() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        for _ in range(3):
+            publisher.post(3)
+            await turn()
+            publisher.answer()
+        assert publisher.sizes == [3, 3, 3]
+
+    run(main())
+
+
+def test_while_busy_it_waits_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "QUIET", 60.0)
+    monkeypatch.setattr(packing, "WAIT", 60.0)
+
+    async def main() -> None:
+        publisher = Publisher()
+        for _ in range(packing.BUSY):
+            publisher.post(1)
+            await turn()
+        for _ in range(10):
+            publisher.post(10)
+            await turn()
+        assert publisher.sizes == [1] * packing.BUSY
+        publisher.answer()
+        assert publisher.sizes[packing.BUSY :] == [100]
+
+    run(main())
+
+
+def test_after_a_large_batch_the_next_one_is_given_time_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "QUIET", 60.0)
+
+    async def main() -> None:
+        publisher = Publisher()
+        publisher.post(packing.FEW)
+        await turn()
+        publisher.answer()
+        publisher.post(7)
+        await turn()
+        assert publisher.sizes == [packing.FEW]
+        await asyncio.sleep(20 * packing.WAIT)
+        assert publisher.sizes == [packing.FEW, 7]
+
+    run(main())
+
+
+def test_a_batch_is_full_at_so_many_events_or_bytes() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        publisher.post(packing.CHUNK + 5)
+        assert publisher.sizes == [packing.CHUNK]
+        for _ in range(3):
+            publisher.packer.put(publisher.lane, None, bytes(packing.CHUNK_BYTES // 2), None)
+        assert publisher.sizes == [packing.CHUNK, 7]
+
+    run(main())
+
+
+def test_a_publisher_is_given_no_more_than_its_window_and_posts_are_bounded() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        with pytest.raises(errors.Full, match="await drain"):
+            publisher.post(packing.PENDING + packing.CHUNK + 1)
+        assert len(publisher.batches) == packing.WINDOW
+        assert publisher.packer.pending == packing.PENDING
+        draining = asyncio.ensure_future(publisher.packer.drain())
+        await turn()
+        assert not draining.done()
+        while publisher.answered < len(publisher.batches) and publisher.packer.crowded:
+            publisher.answer()
+        await asyncio.wait_for(draining, 5)
+        publisher.post(1)
+
+    run(main())
+
+
+def test_flush_waits_for_what_was_posted_before_it_and_says_where_it_is() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        publisher.post(3)
+        waiting = publisher.packer.put_waiting(publisher.lane, b"k", b"y", {"n": 1})
+        flushing = asyncio.ensure_future(publisher.packer.flush())
+        await turn()
+        assert publisher.sizes == [4] and not flushing.done()
+        publisher.answer()
+        assert await flushing == [Ack("s", 1, 5)]
+        assert await waiting == Ack("s", 4, 5)
+        assert await publisher.packer.flush() == []
+
+    run(main())
+
+
+def test_what_failed_is_named_and_what_did_not_is_acknowledged() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        publisher.post(2)
+        await turn()
+        publisher.post(1)
+        await turn()
+        flushing = asyncio.ensure_future(publisher.packer.flush())
+        await turn()
+        publisher.answer()
+        publisher.packer.refused(publisher.batches[1][1], errors.UnknownStream("stream 's' is gone"))
+        with pytest.raises(errors.PublishFailed, match=r"1 of s \(not published; keys b'k'") as failed:
+            await flushing
+        assert failed.value.acks == (Ack("s", 1, 3),)
+        assert [(each.count, each.in_doubt) for each in failed.value.failed] == [(1, False)]
+
+    run(main())
+
+
+def test_a_fenced_publisher_fails_what_is_sent_in_doubt_and_the_rest_for_certain() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        publisher.post(1)
+        await turn()
+        publisher.post(1)
+        publisher.packer.fail("r0", errors.Fenced("a newer client"))
+        with pytest.raises(errors.PublishFailed) as failed:
+            await publisher.packer.flush()
+        assert [each.in_doubt for each in failed.value.failed] == [True, False]
+        with pytest.raises(errors.Fenced):
+            publisher.post(1)
+
+    run(main())
+
+
+def test_values_that_no_column_can_hold_fail_with_their_batch() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        lane = publisher.packer.lane(StreamDef("t", "r0", attrs="name string"))
+        publisher.packer.put(lane, None, b"x", {"name": "\ud800"})
+        with pytest.raises(errors.PublishFailed) as failed:
+            await publisher.packer.flush()
+        assert failed.value.failed[0].in_doubt is False
+
+    run(main())
+
+
+ATTRIBUTES: list[tuple[str, Any]] = [("n", True), ("n", 1 << 40), ("n", "1"), ("m", 1)]
+
+
+@pytest.mark.parametrize(("name", "value"), ATTRIBUTES)
+def test_an_attribute_that_does_not_fit_is_refused_at_the_call(name: str, value: Any) -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        with pytest.raises(errors.BadAttribute, match=f"'{name}'"):
+            publisher.packer.put(publisher.lane, None, b"x", {name: value})
+        publisher.post(1)
+        await turn()
+        assert publisher.sizes == [1]
+
+    run(main())
+
+
+def test_over_sockets_posts_under_load_become_few_batches_and_one_when_idle(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path) as cluster, dial(cluster) as t:
+            await t.publish("s0", payload=b"session")
+            before = t._packer.batches
+            await t.publish("s0", payload=b"alone")
+            assert t._packer.batches == before + 1
+            before = t._packer.batches
+            for at in range(20_000):
+                t.post("s0", payload=b"%d" % at)
+                if at % 512 == 0:
+                    await t.drain()
+            (ack,) = await t.flush()
+            assert ack.hi - ack.lo == 20_000
+            assert t._packer.batches - before < 60
+            async with t.subscribe("s0", start=ack.lo) as sub:
+                assert [e.payload for e in await take(sub, 20_000)] == [b"%d" % at for at in range(20_000)]
+
+    run(main())

@@ -1,0 +1,178 @@
+"""The blocking client, and the commands pub, sub, collect and why, against a cluster in another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from client.rig import town
+from tidings import errors, sync
+from tidings.net.loop import loop_factory
+
+
+class Background:
+    """A cluster that runs in a thread of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = ""
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Background:
+        self._thread.start()
+        assert self._ready.wait(20)
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(20)
+
+    def _run(self) -> None:
+        async def main() -> None:
+            self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+            async with town(self.folder) as cluster:
+                self.url = cluster.url()
+                self._ready.set()
+                await self._over.wait()
+
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(main())
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with Background(tmp_path_factory.mktemp("town")) as background:
+        yield background.url
+
+
+def test_blocking_code_publishes_and_subscribes(url: str) -> None:
+    with sync.connect(url, client_id="blocking") as t:
+        t.create_stream("plain", attrs="n bigint")
+        ack = t.publish("plain", key=b"k", payload=b"0", attrs={"n": 0})
+        for at in range(1, 3000):
+            t.post("plain", payload=b"%d" % at, attrs={"n": at})
+        acks = t.flush()
+        assert (ack.seq, acks[0].lo, acks[-1].hi) == (1, 2, 3001)
+        t.publish_table("plain", pa.table({"n": [3000]}))
+        with t.subscribe("plain", start="earliest") as sub:
+            got = []
+            for event in sub:
+                got.append(event)
+                if len(got) == 3001:
+                    break
+            assert [event.attrs["n"] for event in got] == list(range(3001))
+            with pytest.raises(TimeoutError):
+                sub.next(0.05)
+        with t.subscribe("plain", start=2990, where="n > 2995") as sub:
+            spans = []
+            for span in sub.spans():
+                spans += span.rows.column("n").to_pylist()
+                if len(spans) == 5:
+                    break
+            assert spans == list(range(2996, 3001))
+        assert t.why("plain", 1).state == "row"
+        t.collect("plain", before=5)
+        assert t.stream("plain").region == "r0"
+
+
+def test_blocking_code_is_told_what_is_wrong(url: str) -> None:
+    with sync.connect(url) as t:
+        with pytest.raises(errors.UnknownStream):
+            t.publish("nothing")
+        t.post("nothing", payload=b"x")
+        with pytest.raises(errors.UnknownStream):
+            t.flush()
+        assert t.flush() == []
+    with pytest.raises(errors.Closed):
+        t.post("s0")
+    with pytest.raises(errors.Unreachable), sync.connect("tidings://127.0.0.1:1", timeout=0.2):
+        pass
+
+
+def test_a_durable_subscription_of_blocking_code_resumes(url: str) -> None:
+    with sync.connect(url) as t:
+        t.create_stream("jobs")
+        for at in range(6):
+            t.post("jobs", payload=b"%d" % at)
+        t.flush()
+        with t.subscribe("jobs", start="earliest", name="worker") as sub:
+            assert [sub.next(5).payload for _ in range(3)] == [b"0", b"1", b"2"]
+            sub.ack()
+        with t.subscribe("jobs", start="earliest", name="worker") as sub:
+            assert [sub.next(5).payload for _ in range(3)] == [b"3", b"4", b"5"]
+
+
+# --- the command line -------------------------------------------------------------------------------------
+
+
+def tidings(url: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-c", "from tidings.cli.app import main; main()", *arguments]
+    env = os.environ | {"TIDINGS_URL": url, "COLUMNS": "120"}
+    return subprocess.run(command, capture_output=True, check=False, input=stdin, env=env, timeout=30)
+
+
+def told(result: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_the_commands_pub_sub_collect_and_why(url: str) -> None:
+    with sync.connect(url) as t:
+        t.create_stream("ticker", attrs="loc string, at timestamp")
+    attrs = '{"loc": "NY", "at": "2026-01-02T03:04:05Z"}'
+    (first,) = told(tidings(url, "pub", "ticker", "--key", "IBM", "--attrs", attrs, "one", "--json"))
+    assert first == {"stream": "ticker", "lo": 1, "hi": 2}
+    lines = b'{"key": "a", "payload": "two", "attrs": {"loc": "LA"}}\n{"payload": {"hex": "ff00"}}\n'
+    (more,) = told(tidings(url, "pub", "ticker", "--from-json", "--json", stdin=lines))
+    assert more == {"stream": "ticker", "lo": 2, "hi": 4}
+    assert tidings(url, "pub", "ticker", "-", stdin=b"four\nfive\n").stdout == b"ticker [4, 6)\n"
+    events = told(tidings(url, "sub", "ticker", "--start", "earliest", "--count", "5"))
+    published = events[0].pop("published_at")
+    assert published.endswith("Z") and published.startswith("20")
+    assert events[0] == {
+        "stream": "ticker",
+        "seq": 1,
+        "kind": "data",
+        "key": "IBM",
+        "payload": "one",
+        "attrs": {"loc": "NY", "at": "2026-01-02T03:04:05Z"},
+        "region": "r0",
+    }
+    assert [event["payload"] for event in events[1:]] == ["two", {"hex": "ff00"}, "four", "five"]
+    (collected,) = told(tidings(url, "collect", "ticker", "--where", "loc = 'LA'", "--json"))
+    assert collected == {"stream": "ticker", "lo": 6, "hi": 7}
+    (why,) = told(tidings(url, "why", "ticker", "2", "--json"))
+    assert why.pop("by") in (6, None)  # as long as that is known
+    assert why == {"stream": "ticker", "seq": 2, "state": "collected"}
+    where = ("--where", "loc = 'NY'", "--count", "1", "-o", "text")
+    assert tidings(url, "sub", "ticker", "--start", "1", *where).stdout.startswith(b"ticker 1 data IBM one loc=NY at=")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["pub", "nothing", "x"], 1, "stream 'nothing' is unknown"),
+        (["sub", "s0", "--where", "colour = 1"], 1, "filter, line 1, column 1 at 'colour'"),
+        (["sub", "s0", "--order", "total"], 1, "not built yet"),
+        (["collect", "s0"], 2, "give either --where SQL or --before SEQ"),
+        (["sub", "s0", "--start", "soon"], 2, "is neither earliest nor latest"),
+        (["pub", "s0", "x", "--attrs", "{"], 1, "--attrs is no JSON object"),
+    ],
+)
+def test_a_command_that_cannot_do_it_says_why_with_its_exit_code(
+    url: str, arguments: list[str], code: int, text: str
+) -> None:
+    result = tidings(url, *arguments)
+    assert result.returncode == code
+    assert text in " ".join(result.stderr.decode().replace("│", " ").split())
