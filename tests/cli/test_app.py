@@ -18,7 +18,7 @@ from tidings.cli import app as cli
 from tidings.cli.check import parse_seeds
 from tidings.core.errors import BadInput
 
-COMMANDS = ["sim", "check", "lab list", "lab run", "bench gc", "bench sim", "version"]
+COMMANDS = ["sim", "check", "lab list", "lab run", "bench gc", "bench sim", "version", "pub", "sub", "collect", "why"]
 
 
 def run(*arguments: str) -> Any:

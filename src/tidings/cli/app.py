@@ -11,10 +11,32 @@ import sys
 
 import typer
 
-from tidings.cli import bench, check, lab, sim, version
+from tidings.cli import (
+    bench,
+    check,
+    collect,
+    config,
+    demo,
+    down,
+    fault,
+    lab,
+    pub,
+    replica,
+    serve,
+    sim,
+    status,
+    stream,
+    sub,
+    up,
+    version,
+    why,
+)
 from tidings.core.errors import TidingsError
 
-EXTRAS = {"matplotlib": "lab", "numba": "server"}
+EXTRAS = {
+    "matplotlib": "lab",
+    **dict.fromkeys(("lmdb", "numba", "prometheus_client", "starlette", "structlog", "uvicorn"), "server"),
+}
 
 app = typer.Typer(
     name="tidings",
@@ -26,6 +48,19 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
+app.command("up", epilog=up.EXAMPLE)(up.up)
+app.command("down", epilog=down.EXAMPLE)(down.down)
+app.command("status", epilog=status.EXAMPLE)(status.status)
+app.command("serve", epilog=serve.EXAMPLE)(serve.serve)
+app.add_typer(config.app, name="config")
+app.add_typer(stream.app, name="stream")
+app.add_typer(replica.app, name="replica")
+app.command("pub", epilog=pub.EXAMPLE)(pub.pub)
+app.command("sub", epilog=sub.EXAMPLE)(sub.sub)
+app.command("collect", epilog=collect.EXAMPLE)(collect.collect)
+app.command("why", epilog=why.EXAMPLE)(why.why)
+app.add_typer(fault.app, name="fault")
 app.command("sim", epilog=sim.EXAMPLE)(sim.sim)
 app.command("check", epilog=check.EXAMPLE)(check.check)
 app.add_typer(lab.app, name="lab")
@@ -49,3 +84,7 @@ def fail(text: str) -> None:
     """Say on one line of stderr what went wrong, and leave with exit code 1."""
     print("tidings: " + " ".join(text.split()), file=sys.stderr)
     sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,12 +12,14 @@ import typer
 from tidings.cli.output import BROKEN, Json, emit, progress, table
 
 EXAMPLE = "Example: tidings check sprinkler --seeds 0..500     (one seed again: --seeds 17..18)"
+CLUSTER_SEEDS = range(30)  # a seed of the cluster takes about fifteen seconds
 
 
 class Target(StrEnum):
     """What can be checked."""
 
     sprinkler = "sprinkler"
+    cluster = "cluster"
 
 
 def parse_seeds(text: str) -> range:
@@ -29,23 +31,36 @@ def parse_seeds(text: str) -> range:
 
 
 def check(
-    target: Annotated[Target, typer.Argument(help="Which protocol to break.", show_default=False)],
+    target: Annotated[
+        Target, typer.Argument(help="A protocol to simulate, or a cluster of real processes.", show_default=False)
+    ],
     seeds: Annotated[
-        range | None, typer.Option(parser=parse_seeds, metavar="A..B", help="Seeds A to B-1; default 0..100.")
+        range | None,
+        typer.Option(parser=parse_seeds, metavar="A..B", help="Seeds A to B-1; default 0..100, of the cluster 0..30."),
     ] = None,
     mutants: Annotated[bool, typer.Option("--mutants", help="Plant bugs and count which are caught.")] = False,
+    power_cuts: Annotated[
+        int | None,
+        typer.Option("--power-cuts", min=1, help="Cluster: cut the power so many times instead.", show_default=False),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at once; default: one per core.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Break a protocol with random faults and judge every trace.
+    """Break a protocol, or a cluster of real processes, with random faults and judge every trace.
 
     With --mutants the judges are judged: planted bugs must be caught.
     """
     processes = jobs or os.cpu_count() or 1
     if mutants and seeds is not None:
         raise typer.BadParameter("--mutants chooses its own seeds: leave out --seeds")
-    if mutants:
+    if power_cuts is not None and (mutants or target is not Target.cluster):
+        raise typer.BadParameter("--power-cuts is for the target cluster, and without --mutants")
+    if power_cuts is not None:
+        _power_cuts(power_cuts, (seeds or range(1)).start, as_json)
+    elif mutants:
         _mutants(target.value, processes, as_json)
+    elif target is Target.cluster:
+        _campaign(target.value, seeds or CLUSTER_SEEDS, 1, as_json)
     else:
         _campaign(target.value, seeds or range(100), processes, as_json)
 
@@ -54,7 +69,12 @@ def _campaign(target: str, seeds: range, jobs: int, as_json: bool) -> None:
     from tidings.lab import campaign
 
     with progress(f"{target}, seeds {seeds.start}..{seeds.stop}") as report:
-        result = campaign.run(target, seeds, report, jobs)
+        if target == Target.cluster:
+            from tidings.lab import cluster_campaign
+
+            result = cluster_campaign.run(seeds, report)
+        else:
+            result = campaign.run(target, seeds, report, jobs)
 
     def show() -> None:
         table("faults", ["kind", "count"], sorted(result["faults"].items()))
@@ -64,7 +84,8 @@ def _campaign(target: str, seeds: range, jobs: int, as_json: bool) -> None:
         for violation in result["violations"]:
             print(f"VIOLATION of {violation['invariant']} with seed {violation['seed']}; replay: {violation['replay']}")
         hours = result["hours_simulated"]
-        print(f"{len(seeds)} seeds, {hours:.2f} hours simulated, {len(result['violations'])} violations")
+        extent = f"{hours:.2f} hours simulated" if hours else f"{result['events']:,} events of real processes"
+        print(f"{len(seeds)} seeds, {extent}, {len(result['violations'])} violations")
 
     emit(result, as_json, show)
     if result["violations"]:
@@ -72,14 +93,17 @@ def _campaign(target: str, seeds: range, jobs: int, as_json: bool) -> None:
 
 
 def _mutants(target: str, jobs: int, as_json: bool) -> None:
-    from tidings.lab import mutants
+    from tidings.lab import cluster_mutants, mutants
 
     with progress(f"{target}, mutants") as report:
-        result = mutants.run(target, report, jobs)
+        result = cluster_mutants.run(report) if target == Target.cluster else mutants.run(target, report, jobs)
     generated: dict[str, Any] = result["generated"]
 
     def show() -> None:
-        table("mutants caught by each judge", ["judge", "mutants"], sorted(result["by_invariant"].items()))
+        if "by_invariant" in result:
+            table("mutants caught by each judge", ["judge", "mutants"], sorted(result["by_invariant"].items()))
+        for each in result.get("planted", ()):
+            print(f"{each['id']}: " + (f"seed {each['seed']}, {', '.join(each['by'])}" if each["by"] else "escaped"))
         print(f"planted: {result['caught']} of {result['mutants']} caught")
         print(f"generated: {generated['caught']} of {generated['mutants']} caught")
         for survivor in generated["survivors"]:
@@ -89,4 +113,21 @@ def _mutants(target: str, jobs: int, as_json: bool) -> None:
 
     emit(result, as_json, show)
     if result["broken"]:
+        raise typer.Exit(BROKEN)
+
+
+def _power_cuts(cuts: int, seed: int, as_json: bool) -> None:
+    from tidings.lab import power_cuts
+
+    with progress(f"{cuts} power cuts") as report:
+        result = power_cuts.run(cuts, seed, report)
+
+    def show() -> None:
+        for violation in result["violations"]:
+            print(f"VIOLATION of {violation['invariant']}: {violation['detail']}; replay: {violation['replay']}")
+        print(f"{result['power_cuts']} power cuts, {result['put_back']} stores put back, {result['events']:,} events")
+        print(f"{result['violated']} violations")
+
+    emit(result, as_json, show)
+    if result["violations"]:
         raise typer.Exit(BROKEN)

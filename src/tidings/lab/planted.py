@@ -323,8 +323,8 @@ PROXY = (
     Mutant(
         "pending-publishers-forgotten",
         "protocols.proxy",
-        "part.stream == PUBLISHERS",
-        "not part",
+        "for record in records for part in record.parts if part.stream == stream",
+        "for record in records for part in record.parts if not part",
         "a new head remembers publishers from its history alone, not from its log",
     ),
     Mutant(

@@ -1,0 +1,104 @@
+"""`tidings sub`: print the events of streams as they come."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidings.cli.options import DEFAULT_URL, Token, Url, to_json, with_client
+
+if TYPE_CHECKING:
+    from tidings.client.connection import Connection
+    from tidings.client.events import Event
+
+EXAMPLE = "Example: tidings sub prices --where \"loc = 'NY' and price > 3\" --start earliest --count 10"
+
+
+class Output(StrEnum):
+    """How an event is printed."""
+
+    json = "json"
+    text = "text"
+
+
+class Order(StrEnum):
+    """Which order events of several streams have."""
+
+    publisher = "publisher"
+    total = "total"
+
+
+def parse_start(text: str) -> str:
+    """Refuse what is no place to begin."""
+    if text not in ("earliest", "latest") and not (text.isdecimal() and int(text) > 0):
+        raise typer.BadParameter(f"{text!r} is neither earliest nor latest nor a number from 1 on")
+    return text
+
+
+def sub(
+    streams: Annotated[list[str], typer.Argument(help="The streams.", metavar="STREAM...", show_default=False)],
+    where: Annotated[
+        str | None, typer.Option(help="Only events for which this condition is true.", metavar="SQL")
+    ] = None,
+    start: Annotated[
+        str, typer.Option(help="Where to begin.", metavar="earliest|latest|SEQ", callback=parse_start)
+    ] = "latest",
+    order: Annotated[Order, typer.Option(help="publisher: each stream in its own order.")] = Order.publisher,
+    name: Annotated[str | None, typer.Option(help="A durable name: continue behind what was printed under it.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many events.")] = None,
+    output: Annotated[
+        Output, typer.Option("-o", "--output", help="One JSON object per event, or a line.")
+    ] = Output.json,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+) -> None:
+    """Print events, one JSON object each, until interrupted."""
+    place: Any = int(start) if start.isdecimal() else start
+    options: dict[str, Any] = {"where": where, "start": place, "order": order.value, "name": name}
+    text = output is Output.text and not as_json
+    try:
+        with_client(url, token, lambda t: _print(t, streams, options, count, text))
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:
+        sys.stderr.close()
+
+
+async def _print(t: Connection, streams: list[str], options: dict[str, Any], count: int | None, text: bool) -> None:
+    left = count
+    async with t.subscribe(streams, **options) as subscription:
+        if sys.stderr.isatty():
+            print(f"subscribed to {', '.join(streams)} in region {t.region}", file=sys.stderr, flush=True)
+        while left is None or left > 0:
+            one_by_one = subscription.durable  # each is acknowledged when the next is asked for
+            events = [await subscription.next()] if one_by_one else (await subscription.events())[:left]
+            sys.stdout.write("".join([_line(event, text) for event in events]))
+            sys.stdout.flush()
+            left = None if left is None else left - len(events)
+        if subscription.durable:
+            await subscription.ack()
+
+
+def _line(event: Event, text: bool) -> str:
+    import msgspec
+
+    if text:
+        key = "-" if event.key is None else event.key.decode(errors="backslashreplace")
+        attrs = " ".join(f"{name}={value}" for name, value in event.attrs.items())
+        payload = event.payload.decode(errors="backslashreplace")
+        return f"{event.stream} {event.seq} {event.kind} {key} {payload}{' ' if attrs else ''}{attrs}\n"
+    line = {
+        "stream": event.stream,
+        "seq": event.seq,
+        "kind": event.kind,
+        "key": to_json(event.key),
+        "payload": to_json(event.payload),
+        "attrs": {name: to_json(v) if isinstance(v, bytes) else v for name, v in event.attrs.items()},
+        "published_at": event.published_at,
+        "region": event.region,
+    }
+    return msgspec.json.encode(line).decode() + "\n"

@@ -1,0 +1,204 @@
+"""`tidings up`: a whole cluster on this machine."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidings.cli.output import Json, emit
+from tidings.cli.where import DIRECTORY, ClusterFile
+
+if TYPE_CHECKING:
+    from tidings.server.layout import Layout
+    from tidings.server.supervisor import Supervisor
+
+EXAMPLE = "Example: tidings up --regions 3 --replicas 3 --wan us --detach     (then: tidings status; tidings down)"
+FIRST_PORT = 7400  # as tidings.server.plan.PORT, which is imported late
+
+
+class Preset(StrEnum):
+    """Distances between regions."""
+
+    us = "us"
+
+
+class Durability(StrEnum):
+    """Where events are when they are acknowledged."""
+
+    durable = "durable"
+    memory = "memory"
+
+
+def up(
+    config: ClusterFile = None,
+    regions: Annotated[int | None, typer.Option(min=1, help="Regions of a new cluster; default 1.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Replicas of each region; default 3.")] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", envvar="TIDINGS_DIR", file_okay=False, help="Its directory; default .tidings, or `data`."
+        ),
+    ] = None,
+    durability: Annotated[Durability | None, typer.Option(help="Of a new cluster; default: durable.")] = None,
+    wan: Annotated[Preset | None, typer.Option(help="Distances between the regions of a new cluster.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65000, help="First port of a new cluster; 0: any.")] = FIRST_PORT,
+    secure: Annotated[bool, typer.Option("--secure", help="TLS and tokens (not built yet).")] = False,
+    lab: Annotated[bool, typer.Option("--lab", help="Faults may be injected with `tidings fault`.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when the cluster is ready; `down` ends it.")] = False,
+    journal: Annotated[Path | None, typer.Option(help="Let replicas journal their inputs into this directory.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds until it must be ready.")] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Start a cluster on this machine, and keep it running.
+
+    The first time a cluster.toml is written into the directory (or taken from -c); after that the same cluster starts
+    again, with what its disks hold.
+    """
+    from tidings.core.errors import BadInput
+    from tidings.server.layout import Layout
+
+    if secure:
+        raise BadInput("--secure is not built yet: run the cluster on loopback or in a network you trust")
+    wanted = {
+        "regions": regions,
+        "replicas": replicas,
+        "durability": durability and durability.value,
+        "wan": wan and wan.value,
+    }
+    files = Layout(directory or _home(config))
+    file = _plan(files, config, {key: value for key, value in wanted.items() if value is not None}, port)
+    if detach:
+        _detached(files, file, lab, journal, timeout, as_json)
+    else:
+        _foreground(files, file, lab, journal, timeout)
+
+
+def _home(config: Path | None) -> Path:
+    """Where a cluster lives if nobody says so: where its file says, or here."""
+    from tidings.server.plan import load
+
+    data = load(config).cluster.data if config is not None else None
+    return DIRECTORY if config is None or data is None else config.parent / data
+
+
+def _plan(files: Layout, config: Path | None, wanted: dict[str, Any], port: int) -> Path:
+    """The cluster file to use: the one given, the directory's own, or a new one."""
+    from tidings.core.errors import BadInput
+    from tidings.server.plan import generate, load, render
+
+    if config is not None:
+        if wanted:
+            raise typer.BadParameter(f"-c says all of it: leave out --{next(iter(wanted))}")
+        load(config)
+        if not files.plan.exists() or not files.plan.samefile(config):
+            files.make()
+            files.plan.write_bytes(config.read_bytes())  # other commands find it there
+        return files.plan
+    if files.plan.exists():
+        there = load(files.plan)
+        facts = {
+            "regions": len(there.regions),
+            "replicas": len(there.regions[0].replicas),
+            "durability": there.cluster.durability,
+            "wan": there.wan.preset,
+        }
+        for key, value in wanted.items():
+            if facts[key] != value:
+                raise BadInput(
+                    f"{files.plan} has {key} = {facts[key]}, not {value}: leave out --{key}, or take another --dir"
+                )
+        return files.plan
+    made = generate(
+        wanted.get("regions", 1),
+        wanted.get("replicas", 3),
+        durability=wanted.get("durability", "durable"),
+        wan=wanted.get("wan"),
+        port=port,
+    )
+    files.make()
+    files.plan.write_text(render(made))
+    return files.plan
+
+
+def _detached(files: Layout, file: Path, lab: bool, journal: Path | None, timeout: float, as_json: bool) -> None:
+    from tidings.server.http import CallFailed
+    from tidings.server.layout import Layout
+    from tidings.server.local import await_ready, await_supervisor, launch
+    from tidings.server.plan import load
+
+    assert isinstance(files, Layout)
+    process = launch(files, file, lab=lab, journal=journal)
+    found = await_supervisor(files, process, timeout)
+    process.returncode = 0  # it outlives this command: nobody waits for it
+    try:
+        await_ready(found, timeout)
+    except CallFailed as error:
+        raise CallFailed(f"{error}; it goes on trying: `tidings status`, `tidings down`") from None
+    plan = load(file)
+    regions = [{"name": each.name, "url": "tidings://" + ",".join(each.replicas)} for each in plan.regions]
+    result = {"dir": str(files.root), "pid": found.pid, "ready": True, "regions": regions}
+
+    def show() -> None:
+        for region in regions:
+            print(f"{region['name']}  {region['url']}")
+        print(f"ready in {files.root} (process {found.pid}); `tidings down` ends it")
+
+    emit(result, as_json, show)
+
+
+def _foreground(files: Layout, file: Path, lab: bool, journal: Path | None, timeout: float) -> None:
+    import sys
+
+    from tidings.net.loop import run
+    from tidings.server import logs
+    from tidings.server.layout import SUPERVISOR
+    from tidings.server.supervisor import Options, serve
+
+    logs.configure(files.make().log(SUPERVISOR), node=SUPERVISOR)
+    options = Options(root=str(files.root), plan=str(file), lab=lab, journal=str(journal.absolute()) if journal else "")
+
+    async def beside(supervisor: Supervisor) -> None:
+        from tidings.server.supervisor import NotReady
+
+        try:
+            await supervisor.ready(timeout)
+        except NotReady as error:
+            print(f"tidings: {error}; it goes on trying", file=sys.stderr)
+        else:
+            for region in supervisor.plan.regions:
+                print(f"{region.name}  tidings://{','.join(region.replicas)}", flush=True)
+            print("ready; Ctrl-C ends it", flush=True)
+        if sys.stderr.isatty():
+            await _live(supervisor)
+
+    run(serve(options, beside))
+
+
+async def _live(supervisor: Supervisor) -> None:
+    """A status line on a terminal, until the end."""
+    import asyncio
+
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+        while True:
+            status = await supervisor.status()
+            live.update(Text(_line(status)), refresh=True)
+            await asyncio.sleep(1.0)
+
+
+def _line(status: dict[str, Any]) -> str:
+    """Regions with their chains, and how many events there are."""
+    parts = []
+    for region in status["regions"]:
+        chain = [each for each in region["replicas"] if each["role"] != "out"]
+        alive = sum(each["alive"] for each in region["replicas"])
+        head = chain[0]["id"] if chain else "nobody"
+        parts.append(f"{region['name']} {alive}/{len(region['replicas'])} head {head.partition('/')[2]}")
+    events = sum(max(stream["horizon"].values(), default=1) - 1 for stream in status["streams"])
+    return "   ".join([*parts, f"{len(status['streams'])} streams", f"{events:,} events"])

@@ -1,0 +1,302 @@
+"""The fault campaign against real processes: per seed a small cluster, seconds of load, faults, healing, judgement.
+
+As in a simulated campaign only safety is demanded while things break; then all is mended, every replica must be back in
+its chain, every publisher must have its answers and every subscriber the end of every stream. Late subscribers read in
+each region what collection has left. All of it goes through check/: demands are gauges with bounds. A replica whose
+machine raises counts as a violation, too, though its supervisor has started it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidings.check import Violation, judge
+from tidings.client.connection import connect
+from tidings.core.errors import TidingsError
+from tidings.core.ids import StreamId
+from tidings.lab.cluster_faults import EPISODES, Breaker, Episode
+from tidings.lab.cluster_load import Load, Order, Publishing, Subscribing, Way
+from tidings.lab.evidence import Evidence
+from tidings.net.loop import run as run_loop
+from tidings.server.local import LocalCluster
+from tidings.sim.run import Progress
+
+SECONDS = 6.0  # of load at least; faults may take longer
+READY = 40.0  # seconds until everybody must be back in the chain; ours: on a machine that is busy with other things
+ANSWERS = 30.0
+SETTLE = 30.0
+KEEP = Path("build/cluster")  # where what a bad seed left is kept
+
+FAULTS = (
+    *("head killed", "middle killed", "tail killed", "crash", "head paused", "middle paused", "tail paused"),
+    *("head stranded", "link cut", "configuration service gone", "disk full", "back with an old disk"),
+    *("region killed", "replica added", "replica removed"),
+)
+
+GOALS = {
+    "retransmission": "retransmission",
+    "source switch": "source_switch",
+    "head lost": "head killed",
+    "middle lost": "middle killed",
+    "tail lost": "tail killed",
+    "paused old head fenced": "old_head_fenced",
+    "message of an old epoch refused": "old_epoch_refused",
+    "token passed": "token_passed",
+    "snapshot installed": "snapshot_installed",
+    "log cut back": "cut_back",
+    "full restart": "region killed",
+    "publisher retry across fail-over": "retry_across_failover",
+    "publish repeated": "duplicate_publish",
+    "tombstone delivered": "tombstones",
+    "asof above the receiver's horizon": "asof_ahead",
+    "no room on a disk": "disk_full",
+    "replica back with an old disk": "back with an old disk",
+    "without a configuration service": "configuration service gone",
+    "new incarnation of a durable subscriber": "incarnations",
+    "collecting event published": "collectors",
+}
+"""What must have happened, and the counter that says it did."""
+
+
+class Plan:
+    """What a seed stands for."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = rng = random.Random(f"cluster/{seed}")
+        self.regions = rng.choice([1, 2])
+        self.replicas = rng.choice([2, 3, 3])
+        self.durable = rng.random() < 0.8
+        self.episodes: list[Episode] = rng.sample(EPISODES, 2)
+        self.streams: dict[StreamId, tuple[str, str]] = {}  # region and policy
+        for at in range(self.regions):
+            self.streams[f"k{at}"] = (f"r{at}", "by-key")
+            self.streams[f"n{at}"] = (f"r{at}", "none")
+
+    @property
+    def policies(self) -> dict[StreamId, str]:
+        return {name: gc for name, (_, gc) in self.streams.items()}
+
+    def order(self, cluster: LocalCluster) -> Order:
+        """Two publishers per stream, one of them perhaps far away, and all kinds of subscribers in each region."""
+        rng, names = self.rng, cluster.regions
+        publishers = []
+        for stream, (region, gc) in self.streams.items():
+            for at in range(2):
+                way: Way = rng.choice(["table", "post", "single"])
+                batch = rng.choice([1, 4, 20])
+                publishers.append(
+                    Publishing(
+                        name=f"p{at}-{stream}",
+                        url=cluster.url(region if at == 0 else rng.choice(names)),
+                        stream=stream,
+                        rate=batch * rng.choice([10.0, 40.0]),
+                        batch=batch,
+                        keys=rng.choice([3, 20, 200]),
+                        way=way,
+                        by_key=gc == "by-key",
+                        collect_every=rng.choice([0, 15, 40]),
+                        seed=self.seed,
+                    )
+                )
+        return Order(publishers=publishers, subscribers=self._subscribers(cluster))
+
+    def _subscribers(self, cluster: LocalCluster) -> list[Subscribing]:
+        every = list(self.streams)
+        found = []
+        for region in cluster.regions:
+            url = cluster.url(region)
+            found += [
+                Subscribing(name=f"witness-{region}", url=url, streams=every, witness=True),
+                Subscribing(name=f"plain-{region}", url=url, streams=every),
+                Subscribing(name=f"durable-{region}", url=url, streams=every, kind="durable", every=1.5),
+                Subscribing(name=f"peer-{region}", url=url, streams=every, kind="peer"),
+                Subscribing(name=f"cache-{region}", url=url, streams=["k0"], kind="cache"),
+            ]
+        return found
+
+
+# --- one seed -------------------------------------------------------------------------------------------------------
+
+
+def run_seed(seed: int, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run one seed and judge it. ``environment``: of the replicas, for planted bugs."""
+    began = time.monotonic()
+    plan = Plan(seed)
+    with tempfile.TemporaryDirectory(prefix=f"tidings-{seed}-") as folder:
+        evidence, breaker = run_loop(_play(plan, Path(folder), environment))
+        trace = evidence.trace(plan.policies)
+        violations = [*judge(trace), *machines(Path(folder))]
+        if violations and environment is None:
+            trace.write(KEEP / f"seed-{seed}")
+            shutil.copytree(Path(folder) / "logs", KEEP / f"seed-{seed}/logs", dirs_exist_ok=True)
+    return {
+        "seed": seed,
+        "violations": [(each.invariant, f"{dict(each.where)}: {each.detail}") for each in violations],
+        "faults": dict(breaker.faults),
+        "reports": dict(breaker.reports + breaker.faults + counted(evidence)),
+        "story": breaker.story,
+        "wall_seconds": time.monotonic() - began,
+        "events": evidence.published,
+        "receipts": len(evidence.receipts),
+    }
+
+
+async def _play(plan: Plan, folder: Path, environment: Mapping[str, str] | None) -> tuple[Evidence, Breaker]:
+    cluster = LocalCluster(
+        plan.regions,
+        plan.replicas,
+        folder,
+        durability="durable" if plan.durable else "memory",
+        environment=environment,
+    )
+    await cluster.start()
+    breaker = Breaker(cluster, plan.rng, plan.replicas, durable=plan.durable)
+    load: Load | None = None
+    try:
+        await create(cluster, plan.streams)
+        load = Load(plan.order(cluster))
+        await load.open()
+        load.publish()
+        began = time.monotonic()
+        for episode in plan.episodes:
+            await breaker.sleep(0.5, 1.2)
+            await _attempt(breaker, episode)
+        await asyncio.sleep(max(SECONDS - (time.monotonic() - began), 0.5))
+        await breaker.mend()
+        await _judge_end(cluster, load, breaker)
+        return load.evidence, breaker
+    finally:
+        if load is not None:
+            await load.close()
+        await cluster.stop()
+
+
+async def _attempt(breaker: Breaker, episode: Episode) -> None:
+    """Break something; what the supervisor refuses (nobody left to break) is no finding."""
+    try:
+        await episode(breaker)
+    except TidingsError as error:
+        breaker.story.append(f"{getattr(episode, '__name__', '')} refused: {error}")
+
+
+async def _judge_end(cluster: LocalCluster, load: Load, breaker: Breaker) -> None:
+    """All is mended: demand convergence."""
+    outside = ""
+    try:
+        await cluster.until_ready(READY)
+    except TidingsError as error:
+        outside = str(error)
+    load.evidence.gauge("cluster", outside or "replicas_outside", bool(outside), time.time(), 0)
+    ends = await load.stop(ANSWERS)
+    every = sorted({stream for each in load.order.subscribers for stream in each.streams})
+    late = [Subscribing(name=f"late-{name}", url=cluster.url(name), streams=every) for name in cluster.regions]
+    await load.join(late)
+    await load.finish(ends, SETTLE)
+    await breaker.gather_reports()
+
+
+async def create(cluster: LocalCluster, streams: Mapping[StreamId, tuple[str, str]]) -> None:
+    """Create streams, and wait until every region knows them."""
+    async with connect(cluster.url(cluster.regions[0]), timeout=30.0) as t:
+        for name, (region, gc) in streams.items():
+            await t.create_stream(name, region=region, gc=gc)
+    for region in cluster.regions:
+        async with connect(cluster.url(region), timeout=30.0) as t:
+            while len(await t.streams()) < len(streams):
+                await asyncio.sleep(0.05)
+
+
+def machines(folder: Path) -> list[Violation]:
+    """Replicas that could not go on, as their logs say."""
+    found = []
+    for path in sorted((folder / "logs").glob("*.log")):
+        for line in path.read_bytes().splitlines():
+            if b'"critical"' in line:
+                said = msgspec.json.decode(line)
+                what = f"{said.get('event', '')} {said.get('error', '')} {said.get('exception', '')}"
+                found.append(Violation("machine", {"node": said.get("node", path.stem)}, what.strip()[-400:]))
+    return found
+
+
+def counted(evidence: Evidence) -> Counter[str]:
+    """Rare paths that clients have seen."""
+    seen: Counter[str] = Counter()
+    for receipt in evidence.receipts:
+        seen["tombstones"] += receipt.rows < receipt.hi - receipt.lo
+        seen["asof_ahead"] += receipt.asof > receipt.hi
+    seen["incarnations"] = len({(each.subscriber, each.incarnation) for each in evidence.receipts}) - len(
+        {each.subscriber for each in evidence.receipts}
+    )
+    seen["collectors"] = sum(batch.before is not None or batch.where is not None for batch in evidence.sent)
+    return seen
+
+
+# --- many seeds -------------------------------------------------------------------------------------------------
+
+
+def run(seeds: range, progress: Progress | None = None) -> dict[str, Any]:
+    """Run a range of seeds, one after the other, and sum up (the JSON of `tidings check cluster`)."""
+    faults: Counter[str] = Counter()
+    reports: Counter[str] = Counter()
+    violations: list[dict[str, Any]] = []
+    outcomes: list[dict[str, Any]] = []
+    for seed in seeds:
+        outcome = run_seed(seed)
+        outcomes.append(outcome)
+        faults.update(outcome["faults"])
+        reports.update(outcome["reports"])
+        violations += described(outcome)
+        if progress is not None:
+            progress(len(outcomes), len(seeds), f"{len(violations)} violations")
+    reached = {goal: int(reports[counter]) for goal, counter in GOALS.items() if reports[counter]}
+    return {
+        "target": "cluster",
+        "seeds": f"{seeds.start}..{seeds.stop}",
+        "violations": violations,
+        "faults": {kind: faults[kind] for kind in sorted({*faults, *FAULTS})},
+        "reached": reached,
+        "unreached": [goal for goal in GOALS if goal not in reached],
+        "hours_simulated": 0.0,
+        "events": sum(each["events"] for each in outcomes),
+        "receipts": sum(each["receipts"] for each in outcomes),
+        "wall_seconds_per_seed": round(statistics.median(each["wall_seconds"] for each in outcomes), 3),
+    }
+
+
+def described(outcome: Mapping[str, Any], most: int = 20) -> Iterator[dict[str, Any]]:
+    """The violations of a seed, each with the command that runs it again."""
+    seed = outcome["seed"]
+    replay = f"tidings check cluster --seeds {seed}..{seed + 1}"
+    for invariant, detail in outcome["violations"][:most]:
+        story = "; ".join(outcome["story"])
+        yield {"seed": seed, "invariant": invariant, "detail": detail, "story": story, "replay": replay}
+
+
+def suited(kinds: Sequence[Episode], count: int) -> list[int]:
+    """The first seeds of durable chains of three that have one of these episodes: where a certain bug should show."""
+    found: list[int] = []
+    seed = 0
+    while len(found) < count:
+        plan = Plan(seed)
+        if plan.durable and plan.replicas == 3 and set(kinds) & set(plan.episodes):
+            found.append(seed)
+        seed += 1
+    return found
+
+
+def environment_with(path: Path) -> dict[str, str]:
+    """Of processes that take the package from another place."""
+    return {**os.environ, "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1"}

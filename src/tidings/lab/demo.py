@@ -1,0 +1,283 @@
+"""The main job, on this machine, with real processes: publish, spread, collect, break things, audit.
+
+Every region has a by-key stream of invalidations and two publishers; cache clients, plain subscribers and peers of the
+fabric in several processes follow them, each connected to one region. While they do, a link is cut and healed, and a
+head, a middle and a tail are killed (each in another region) and replaced: by the same process back with its disk, or
+by a new one. Then the publishers stop, everybody has to reach the end, late subscribers read what collection has left
+in each region, and the functions of check/ judge what publishers were told and what everybody received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidings.check import Violation, judge
+from tidings.client.connection import connect
+from tidings.core.errors import BadInput
+from tidings.core.ids import FIRST, RegionId, StreamId
+from tidings.lab.cluster_load import Kind, Order, Progress, Publishing, Subscribing, Worker
+from tidings.lab.evidence import Evidence, Receipt, collected
+from tidings.server.local import LocalCluster
+
+WORKERS = 3  # processes of subscribers; ours: with the replicas enough for two cores
+PUBLISHERS = 2  # per region
+RATE = 500.0  # events/s of a publisher; ours: what 9 replicas and 60 clients bear on two cores while others work
+BATCH = 250
+KEYS = 1_000
+DOWN = 2.5  # seconds until a killed replica is replaced; ours: longer than the silence after which it is removed
+ANSWERS = 30.0  # seconds that publishers have for their last answers; ours
+SETTLE = 30.0  # seconds that subscribers have to reach the end; ours
+LOST, DUPLICATED = ("acknowledged", "completeness"), ("no_duplication",)
+
+Show = Callable[["Demo"], None]
+
+
+class Demo:
+    """One run; the attributes say how it stands while it runs."""
+
+    def __init__(self, regions: int = 3, replicas: int = 3, clients: int = 60, seconds: float = 40.0) -> None:
+        if regions > 3:
+            raise BadInput(f"{regions} regions: the distances of the preset are between at most 3")
+        self.regions = [f"r{at}" for at in range(regions)]
+        self.replicas = replicas
+        self.clients = clients
+        self.seconds = seconds
+        self.phase = "starting"
+        self.began = time.monotonic()
+        self.loading = 0.0  # wall time at which publishing began
+        self.faults: list[dict[str, Any]] = []
+        self.status: dict[str, Any] = {}
+        self.history: list[tuple[float, int, int]] = []  # time, acked, delivered
+        self.home: dict[str, RegionId] = {}  # of each client
+        self.streams: dict[StreamId, RegionId] = {f"invalidations-{name}": name for name in self.regions}
+        self._workers: list[Worker] = []
+
+    # --- the run --------------------------------------------------------------------------------------------
+
+    async def run(self, show: Show | None = None) -> dict[str, Any]:
+        """Everything, from an empty directory to the verdict (the JSON of `tidings demo`)."""
+        with tempfile.TemporaryDirectory(prefix="tidings-demo-") as folder:
+            cluster = LocalCluster(
+                len(self.regions), self.replicas, Path(folder) / "cluster", durability="durable", wan="us"
+            )
+            watching: asyncio.Task[None] | None = None
+            try:
+                await cluster.start()
+                watching = asyncio.ensure_future(self._watch(cluster, show))
+                evidence = await self._play(cluster, Path(folder))
+            finally:
+                if watching is not None:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
+                for worker in self._workers:
+                    await worker.end()
+                await cluster.stop()
+        self.phase = "judging"
+        return await asyncio.to_thread(self._verdict, evidence)
+
+    async def _play(self, cluster: LocalCluster, folder: Path) -> Evidence:
+        await self._create(cluster)
+        self.phase = "connecting"
+        self._workers = [Worker(order, folder / f"{at}.evidence") for at, order in enumerate(self._orders(cluster.url))]
+        await asyncio.gather(*[worker.start() for worker in self._workers])
+        talker = self._workers[0]
+        self.phase = "publishing"
+        await talker.call("publish", "publish", 10.0)
+        self.loading = time.time()
+        breaking = asyncio.ensure_future(self._break(cluster))
+        await asyncio.sleep(self.seconds)
+        await breaking
+        self.phase = "stopping"
+        ends: dict[StreamId, int] = await talker.call({"stop": ANSWERS}, "ends", ANSWERS + 10.0)
+        self.stopped = time.time()
+        self.phase = "healing"
+        await cluster.until_ready()
+        self.phase = "settling"
+        late = [
+            Subscribing(name=f"late-{name}", url=cluster.url(name), streams=list(self.streams)) for name in self.regions
+        ]
+        self.home.update({f"late-{name}": name for name in self.regions})
+        finish = {"finish": ends, "timeout": SETTLE, "late": []}
+        asked = [finish | {"late": msgspec.to_builtins(late)}, *[finish for _ in self._workers[1:]]]
+        calls = [worker.call(what, "done", SETTLE + 30.0) for worker, what in zip(self._workers, asked, strict=True)]
+        await asyncio.gather(*calls)
+        self.status = await cluster.status()
+        evidence = Evidence()
+        for worker in self._workers:
+            evidence.add(await worker.evidence())
+        return evidence
+
+    async def _create(self, cluster: LocalCluster) -> None:
+        async with connect(cluster.url(self.regions[0]), timeout=30.0) as t:
+            for stream, region in self.streams.items():
+                await t.create_stream(stream, region=region, gc="by-key")
+        for region in self.regions:
+            async with connect(cluster.url(region), timeout=30.0) as t:
+                while len(await t.streams()) < len(self.streams):
+                    await asyncio.sleep(0.05)
+
+    def _orders(self, url: Callable[[RegionId], str]) -> list[Order]:
+        """One process of publishers and witnesses, and some of subscribers: two in three of them caches."""
+        publishers = [
+            Publishing(
+                name=f"p{at}-{region}", url=url(region), stream=stream, rate=RATE, batch=BATCH, keys=KEYS, seed=at
+            )
+            for stream, region in self.streams.items()
+            for at in range(PUBLISHERS)
+        ]
+        names = list(self.streams)
+        witnesses = [
+            Subscribing(name=f"witness-{region}", url=url(region), streams=names, witness=True)
+            for region in self.regions
+        ]
+        self.home.update({f"witness-{region}": region for region in self.regions})
+        parts: list[list[Subscribing]] = [[] for _ in range(WORKERS)]
+        for at in range(max(self.clients - len(witnesses), 0)):
+            region = self.regions[at % len(self.regions)]
+            kind: Kind = "peer" if at % 9 == 4 else "plain" if at % 9 in (0, 7) else "cache"
+            streams = [names[(at // len(names)) % len(names)]] if kind == "cache" else names
+            self.home[f"{kind}-{at}"] = region
+            parts[at % WORKERS].append(Subscribing(name=f"{kind}-{at}", url=url(region), streams=streams, kind=kind))
+        return [
+            Order(publishers=publishers, subscribers=witnesses),
+            *[Order(subscribers=part) for part in parts if part],
+        ]
+
+    # --- breaking ---------------------------------------------------------------------------------------------
+
+    async def _break(self, cluster: LocalCluster) -> None:
+        """One link, then one replica of each role, each in another region as far as there are any."""
+        start = time.monotonic()
+
+        async def at(share: float) -> None:
+            await asyncio.sleep(max(start + share * self.seconds - time.monotonic(), 0.0))
+
+        if len(self.regions) > 1:
+            a, b = self.regions[:2]
+            await at(0.1)
+            await self._fault("cut", f"{a}-{b}", cluster.cut(a, b))
+            await at(0.25)
+            await self._fault("heal", f"{a}-{b}", cluster.heal(a, b))
+        roles = {1: ["head"], 2: ["head", "tail"]}.get(self.replicas, ["head", "middle", "tail"])
+        for turn, role in enumerate(roles):
+            await at(0.32 + 0.2 * turn)
+            region = self.regions[turn % len(self.regions)]
+            chain = await cluster.chain(region)
+            victim = chain[{"head": 0, "middle": len(chain) // 2, "tail": -1}[role]]
+            await self._fault(f"kill {role}", victim, cluster.kill(victim))
+            await asyncio.sleep(min(DOWN, 0.12 * self.seconds))
+            if role == "middle":
+                added = await cluster.add(region)
+                await self._fault("replace", f"{victim} by {added}", cluster.remove(victim))
+            else:
+                await self._fault("restart", victim, cluster.restart(victim))
+
+    async def _fault(self, kind: str, what: str, doing: Coroutine[Any, Any, None]) -> None:
+        self.faults.append({"at_s": round(time.time() - self.loading, 1), "kind": kind, "what": what})
+        await doing
+
+    # --- how it stands ----------------------------------------------------------------------------------------
+
+    async def _watch(self, cluster: LocalCluster, show: Show | None) -> None:
+        while True:
+            progress = self.progress
+            self.history.append((time.time(), progress.acked, progress.delivered))
+            if show is not None:
+                with contextlib.suppress(Exception):  # a glance that fails spoils nothing
+                    self.status = await asyncio.wait_for(cluster.status(), 3.0)
+                show(self)
+            await asyncio.sleep(0.5)
+
+    @property
+    def progress(self) -> Progress:
+        """All workers together."""
+        total = Progress()
+        for worker in self._workers:
+            each = worker.progress
+            total.acked += each.acked
+            total.delivered += each.delivered
+            total.hits += each.hits
+            total.loads += each.loads
+            total.horizons = total.horizons | each.horizons
+            total.ends = total.ends | each.ends
+        return total
+
+    def lag(self, region: RegionId) -> int:
+        """By how many events the slowest client of a region is behind what was acknowledged, in all streams it has."""
+        progress = self.progress
+        behind = [
+            sum(max(progress.ends.get(stream, FIRST) - at, 0) for stream, at in horizons.items())
+            for client, horizons in progress.horizons.items()
+            if self.home.get(client) == region
+        ]
+        return max(behind, default=0)
+
+    def rates(self) -> tuple[float, float]:
+        """Events acknowledged and rows delivered per second, of late."""
+        if len(self.history) < 5:
+            return 0.0, 0.0
+        (then, acked, delivered), (now, acked_now, delivered_now) = self.history[-5], self.history[-1]
+        seconds = max(now - then, 1e-6)
+        return (acked_now - acked) / seconds, (delivered_now - delivered) / seconds
+
+    # --- the verdict --------------------------------------------------------------------------------------------
+
+    def _verdict(self, evidence: Evidence) -> dict[str, Any]:
+        trace = evidence.trace(dict.fromkeys(self.streams, "by-key"))
+        violations = judge(trace)
+        by = Counter(each.invariant for each in violations)
+        stall, where = longest_stall(evidence.receipts, self.loading, self.stopped)
+        published = evidence.published
+        self.phase = "done"
+        return {
+            "published": published,
+            "delivered": evidence.delivered,
+            "collected": collected(trace),
+            "lost": sum(by[name] for name in LOST),
+            "duplicated": sum(by[name] for name in DUPLICATED),
+            "longest_stall_s": round(stall, 3),
+            "faults": self.faults,
+            "events_per_s": round(published / max(self.stopped - self.loading, 1e-6), 1),
+            "audit": {
+                "passed": not violations and published > 0,
+                "subscribers": len({each.subscriber for each in evidence.receipts}),
+                "streams": len(self.streams),
+                "receipts": len(evidence.receipts),
+                "violations": len(violations),
+                "by_invariant": dict(sorted(by.items())),
+                "first": told(violations),
+                "longest_stall": where,
+                "collected_as_the_owners_count": sum(each["collected"] for each in self.status.get("streams", [])),
+            },
+            "seconds": round(time.monotonic() - self.began, 1),
+        }
+
+
+def told(violations: list[Violation], most: int = 5) -> list[str]:
+    """The first few violations in words."""
+    return [f"{each.invariant}: {dict(each.where)}: {each.detail}" for each in violations[:most]]
+
+
+def longest_stall(receipts: list[Receipt], begin: float, end: float) -> tuple[float, dict[str, Any]]:
+    """The longest time anybody was told nothing of a stream while it was published to, and of whom that is true."""
+    times: dict[tuple[str, StreamId], list[float]] = defaultdict(list)
+    for each in receipts:
+        if each.time > begin and not each.subscriber.startswith("late-"):
+            times[each.subscriber, each.stream].append(each.time)
+    worst: tuple[float, dict[str, Any]] = (0.0, {})
+    for (subscriber, stream), found in times.items():
+        for earlier, later in itertools.pairwise([begin, *sorted(found)]):
+            if later - earlier > worst[0] and earlier < end:
+                at = round(earlier - begin, 1)
+                worst = (later - earlier, {"subscriber": subscriber, "stream": stream, "at_s": at})
+    return worst
