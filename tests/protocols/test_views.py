@@ -353,3 +353,14 @@ def test_the_same_seed_gives_the_same_views() -> None:
     first.run(10)
     second.run(10)
     assert [m.view for m in first.members.values()] == [m.view for m in second.members.values()]
+
+
+def test_a_replica_that_only_answers_forgets_who_has_left_all_the_same() -> None:
+    chain = Membership("eu", 1, ("head", "tail"))
+    head = Views("head", "eu", ViewsSettings(size=2), random.Random(1), chain, replica=True)
+    head.start(0.0)
+    head.handle(0.0, Received("x", View((("gone", 0),), chain, reply_wanted=False)))
+    assert "gone" in head.view
+    for generation in range(1, 6):
+        assert [e for e in head.handle(0.0, Expired(GossipTick(generation))) if isinstance(e, Send)] == []
+    assert head.view == []

@@ -183,6 +183,7 @@ class Views:
 
     def _round(self) -> list[Effect]:
         if self.replica and not self.is_proxy:
+            self._grow_old()  # it still answers, and must not bring back who has left
             return []
         self._rounds += 1
         to_proxy = self._greet or self._rounds % self.settings.proxy_every == 0
@@ -193,8 +194,7 @@ class Views:
             to_proxy |= self._turn % len(self.contacts) > 0  # once round, then the peers again
         if silent is not None and self.settings.rule == "swap":
             self._ages.pop(silent, None)
-        self._ages = {member: age + 1 for member, age in self._ages.items() if age + 1 < self._old}
-        self._changed()
+        self._grow_old()
         partner = self._choose(to_proxy)
         if partner is None:
             return []
@@ -204,6 +204,10 @@ class Views:
         if self.settings.rule == "swap":
             entries.insert(0, (self.me, 0))
         return [Send(partner, View(tuple(entries), self._membership, reply_wanted=True))]
+
+    def _grow_old(self) -> None:
+        self._ages = {member: age + 1 for member, age in self._ages.items() if age + 1 < self._old}
+        self._changed()
 
     def _choose(self, to_proxy: bool) -> NodeId | None:
         """The proxy when it is its turn, else a random neighbour (a swap asks the oldest: dead ones go first)."""
