@@ -246,7 +246,7 @@ def test_a_file_system_without_room_to_spare_is_full(path: Path, monkeypatch: py
 
 
 LIMITED = """
-import resource, sys
+import resource, sys, time
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from store.helpers import Host, logged
@@ -261,6 +261,9 @@ for token, entry in enumerate(logged(400, 60), 1):
         host.until(lambda: True)
 host.until(lambda: host.store.condition == "full")
 print(host.tokens[-1], flush=True)
+end = time.monotonic() + 0.5  # dozens of tries, each of which may end in a short write
+host.until(lambda: time.monotonic() > end)
+assert host.store.condition == "full", host.store.error
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 host.settled(400)
 print(host.tokens[-1], [condition for condition, _ in host.conditions], flush=True)

@@ -29,8 +29,6 @@ from tidings.store.codec import Entry, State, decode, encode
 from tidings.store.errors import StoreDamaged, StoreError, StoreFailed, StoreForeign, StoreFull, StoreTooNew
 
 SLICE = 512  # ours: garbage entries deleted with a group, or twice what it writes: about a millisecond
-SPARE_BYTES = 16 << 20  # ours: what is left to the file system, so that logs and the like can still be written
-
 SHORT_WRITES = 8  # ours: tries after which an input/output error is taken for what it says
 
 STATE_KEY = b"\0"
@@ -243,7 +241,7 @@ class Disk:
         if larger <= size:
             raise StoreFull(f"{self.path}: the map is full at its bound of {size} bytes; raise max_map_size")
         free = files.free_bytes(self.path)
-        if free < SPARE_BYTES:
+        if free < files.SPARE_BYTES:
             raise StoreFull(f"{self.path}: {free} bytes are left on the file system; make room")
         self._environment.set_mapsize(larger)
         self._measure()
@@ -252,11 +250,12 @@ class Disk:
         """Whether a commit that failed may be tried again.
 
         It has changed nothing that counts, and the next try writes all its pages anew, so that is safe. LMDB reports a
-        short write, by which a full disk may first show, as an input/output error: a few of those are borne.
+        short write, by which a full disk may show for as long as it is full, as an input/output error: a few of those
+        are borne, and more where there is no room indeed.
         """
         text = str(error)
         self._short_writes += os.strerror(errno.EIO) in text
-        short = os.strerror(errno.EIO) in text and self._short_writes <= SHORT_WRITES
+        short = os.strerror(errno.EIO) in text and (self._short_writes <= SHORT_WRITES or files.cramped(self.path))
         if short or isinstance(error, lmdb.DiskError) or any([os.strerror(code) in text for code in _FULL]):
             return StoreFull(f"{self.path}: {text}; make room on the file system")
         return StoreFailed(f"{self.path}: {text}; restart the node")

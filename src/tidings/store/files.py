@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tidings.store.pages import inspect
 
 DATA = "data.mdb"
 LOCK = "lock"
+SPARE_BYTES = 16 << 20  # ours: what is left to the file system, so that logs and the like can still be written
 
 
 def open_environment(path: Path, map_size: int) -> lmdb.Environment:
@@ -110,6 +112,13 @@ def put_back_image(path: Path) -> None:
 def free_bytes(path: Path) -> int:
     """What the file system would still take."""
     return shutil.disk_usage(path).free
+
+
+def cramped(path: Path) -> bool:
+    """Whether the data file can hardly grow: the file system is nearly full, or files may not be much larger."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    near = limit != resource.RLIM_INFINITY and (path / DATA).stat().st_size + SPARE_BYTES > limit
+    return near or free_bytes(path) < SPARE_BYTES
 
 
 def _sync_directory(path: Path) -> Any:
