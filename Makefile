@@ -5,9 +5,20 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT   := build
 
-.PHONY: setup demo test bench docs clean
+.PHONY: setup java demo test bench docs clean
 
-setup: $(STAMP)
+setup: $(STAMP) java
+
+# Spark needs Java 17 or newer. Root on Debian gets it installed; anyone else is told what to do.
+java:
+	@if ! java -version >/dev/null 2>&1; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing Java 17 for Spark ..." && apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq openjdk-17-jre-headless >/dev/null; \
+	  else \
+	    echo "make: no Java found, Spark needs Java 17: install one, e.g. apt-get install openjdk-17-jre-headless" >&2; exit 1; \
+	  fi; \
+	fi
 
 $(STAMP): pyproject.toml constraints.txt
 	@for python in python3.11 python3; do \
@@ -22,23 +33,23 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt hatchling editables
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	  --no-build-isolation --editable '.[server,lab,dev]'
+	  --no-build-isolation --editable '.[server,spark,lab,dev]'
 	@touch $@
 
 # Three regions of three replicas as real processes: a link is cut, a head, a middle and a tail are killed and replaced
 # while sixty clients receive; fails if the audit finds anything. (The same in simulation, with figures against the
 # paper's claims: tidings lab run sprinkler --scale quick --out build/demo.)
-demo: $(STAMP)
+demo: setup
 	$(BIN)/tidings demo
 
-test: $(STAMP)
+test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --cov --cov-report=term
 
-bench: $(STAMP)
+bench: setup
 	$(BIN)/tidings bench gc
 	$(BIN)/tidings bench sim
 
