@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidings.core.errors import BadInput, TidingsError
@@ -77,6 +78,7 @@ def spark(
 def _conf(master: str) -> dict[str, str]:
     """Quiet, no web page, few shuffle partitions; executors import the same tidings as the driver."""
     conf = {
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
