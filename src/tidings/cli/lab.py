@@ -47,6 +47,7 @@ def list_experiments(as_json: Json = False) -> None:
 def run_experiment(
     name: Annotated[str, typer.Argument(metavar="EXPERIMENT|PAPER", help="An id of `lab list`, or a paper's name.")],
     scale: Annotated[Scale, typer.Option(help="How large.")] = Scale.quick,
+    master: Annotated[str, typer.Option(help="The Spark that runs the simulations.")] = "local[2]",
     out: Annotated[Path, typer.Option(help="Directory for figures and data.")] = Path("build/lab"),
     as_json: Json = False,
 ) -> None:
@@ -54,7 +55,7 @@ def run_experiment(
     from tidings.lab import experiments
 
     with progress(name) as report:
-        result = experiments.run(name, scale.value, out, report)
+        result = experiments.run(name, scale.value, out, master, report)
 
     holding = [claim for claim in result["claims"] if claim["verdict"] == "holds"]
 
