@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from tidings.client.connection import connect
 from tidings.core.errors import BadInput
 from tidings.core.ids import FIRST, RegionId, StreamId
 from tidings.lab.cluster_load import Kind, Order, Progress, Publishing, Subscribing, Worker
-from tidings.lab.evidence import Evidence, Receipt, collected
+from tidings.lab.evidence import Evidence, collected
+from tidings.lab.stalls import longest_stall
 from tidings.server.local import LocalCluster
 
 WORKERS = 3  # processes of subscribers; ours: with the replicas enough for two cores
@@ -37,7 +37,9 @@ KEYS = 1_000
 DOWN = 2.5  # seconds until a killed replica is replaced; ours: longer than the silence after which it is removed
 ANSWERS = 30.0  # seconds that publishers have for their last answers; ours
 SETTLE = 30.0  # seconds that subscribers have to reach the end; ours
+LATE = "late-"  # how the names of subscribers begin that come when all is over
 LOST, DUPLICATED = ("acknowledged", "completeness"), ("no_duplication",)
+
 
 Show = Callable[["Demo"], None]
 
@@ -104,9 +106,10 @@ class Demo:
         await cluster.until_ready()
         self.phase = "settling"
         late = [
-            Subscribing(name=f"late-{name}", url=cluster.url(name), streams=list(self.streams)) for name in self.regions
+            Subscribing(name=f"{LATE}{name}", url=cluster.url(name), streams=list(self.streams))
+            for name in self.regions
         ]
-        self.home.update({f"late-{name}": name for name in self.regions})
+        self.home.update({f"{LATE}{name}": name for name in self.regions})
         finish = {"finish": ends, "timeout": SETTLE, "late": []}
         asked = [finish | {"late": msgspec.to_builtins(late)}, *[finish for _ in self._workers[1:]]]
         calls = [worker.call(what, "done", SETTLE + 30.0) for worker, what in zip(self._workers, asked, strict=True)]
@@ -236,7 +239,8 @@ class Demo:
         trace = evidence.trace(dict.fromkeys(self.streams, "by-key"))
         violations = judge(trace)
         by = Counter(each.invariant for each in violations)
-        stall, where = longest_stall(evidence.receipts, self.loading, self.stopped)
+        present = {name: home for name, home in self.home.items() if not name.startswith(LATE)}
+        stall = longest_stall(evidence, self.loading, self.stopped, present, self.faults)
         published = evidence.published
         self.phase = "done"
         return {
@@ -245,7 +249,8 @@ class Demo:
             "collected": collected(trace),
             "lost": sum(by[name] for name in LOST),
             "duplicated": sum(by[name] for name in DUPLICATED),
-            "longest_stall_s": round(stall, 3),
+            "longest_stall_s": round(stall.seconds, 3) if stall else 0.0,
+            "longest_stall": msgspec.to_builtins(stall) if stall else {},
             "faults": self.faults,
             "events_per_s": round(published / max(self.stopped - self.loading, 1e-6), 1),
             "audit": {
@@ -256,7 +261,6 @@ class Demo:
                 "violations": len(violations),
                 "by_invariant": dict(sorted(by.items())),
                 "first": told(violations),
-                "longest_stall": where,
                 "collected_as_the_owners_count": sum(each["collected"] for each in self.status.get("streams", [])),
             },
             "seconds": round(time.monotonic() - self.began, 1),
@@ -266,18 +270,3 @@ class Demo:
 def told(violations: list[Violation], most: int = 5) -> list[str]:
     """The first few violations in words."""
     return [f"{each.invariant}: {dict(each.where)}: {each.detail}" for each in violations[:most]]
-
-
-def longest_stall(receipts: list[Receipt], begin: float, end: float) -> tuple[float, dict[str, Any]]:
-    """The longest time anybody was told nothing of a stream while it was published to, and of whom that is true."""
-    times: dict[tuple[str, StreamId], list[float]] = defaultdict(list)
-    for each in receipts:
-        if each.time > begin and not each.subscriber.startswith("late-"):
-            times[each.subscriber, each.stream].append(each.time)
-    worst: tuple[float, dict[str, Any]] = (0.0, {})
-    for (subscriber, stream), found in times.items():
-        for earlier, later in itertools.pairwise([begin, *sorted(found)]):
-            if later - earlier > worst[0] and earlier < end:
-                at = round(earlier - begin, 1)
-                worst = (later - earlier, {"subscriber": subscriber, "stream": stream, "at_s": at})
-    return worst
