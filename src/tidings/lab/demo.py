@@ -34,6 +34,7 @@ PUBLISHERS = 2  # per region
 RATE = 500.0  # events/s of a publisher; ours: what 9 replicas and 60 clients bear on two cores while others work
 BATCH = 250
 KEYS = 1_000
+KINDS: tuple[Kind, ...] = ("plain", "cache", "cache", "cache", "peer", "peer", "cache", "plain", "cache")
 DOWN = 2.5  # seconds until a killed replica is replaced; ours: longer than the silence after which it is removed
 ANSWERS = 30.0  # seconds that publishers have for their last answers; ours
 SETTLE = 30.0  # seconds that subscribers have to reach the end; ours
@@ -130,7 +131,7 @@ class Demo:
                     await asyncio.sleep(0.05)
 
     def _orders(self, url: Callable[[RegionId], str]) -> list[Order]:
-        """One process of publishers and witnesses, and some of subscribers: two in three of them caches."""
+        """One process of publishers and witnesses, and some of subscribers: most of them caches."""
         publishers = [
             Publishing(
                 name=f"p{at}-{region}", url=url(region), stream=stream, rate=RATE, batch=BATCH, keys=KEYS, seed=at
@@ -146,11 +147,12 @@ class Demo:
         self.home.update({f"witness-{region}": region for region in self.regions})
         parts: list[list[Subscribing]] = [[] for _ in range(WORKERS)]
         for at in range(max(self.clients - len(witnesses), 0)):
-            region = self.regions[at % len(self.regions)]
-            kind: Kind = "peer" if at % 9 == 4 else "plain" if at % 9 in (0, 7) else "cache"
+            kind: Kind = KINDS[at % len(KINDS)]
+            region = self.regions[(at + at // len(KINDS)) % len(self.regions)]  # every kind in every region
             streams = [names[(at // len(names)) % len(names)]] if kind == "cache" else names
             self.home[f"{kind}-{at}"] = region
-            parts[at % WORKERS].append(Subscribing(name=f"{kind}-{at}", url=url(region), streams=streams, kind=kind))
+            part = parts[(at // len(self.regions) + at // len(KINDS)) % WORKERS]  # every process has its share of each
+            part.append(Subscribing(name=f"{kind}-{at}", url=url(region), streams=streams, kind=kind))
         return [
             Order(publishers=publishers, subscribers=witnesses),
             *[Order(subscribers=part) for part in parts if part],
