@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import statistics
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import get_context
 from typing import Any
 
@@ -24,6 +25,7 @@ from tidings.check import judge
 from tidings.core.errors import BadInput
 from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.span import Span
+from tidings.lab.desk import Desks
 from tidings.lab.seeds import HEAL, LONG, ORPHANED, SECONDS, TTL, WAITS, Plan
 from tidings.protocols.client import ReadDone
 from tidings.protocols.interregion import Advertise, InterRegionSettings, Subscribe, Unsubscribe
@@ -31,7 +33,7 @@ from tidings.protocols.kernel import Effects, Received, Send
 from tidings.protocols.membership import Membership
 from tidings.protocols.proxy import Proxy
 from tidings.protocols.views import View, ViewsSettings
-from tidings.sim.build import Deployment
+from tidings.sim.build import Deployment, Note
 from tidings.sim.faults import FaultEvent
 from tidings.sim.run import Progress, failures, simulate
 
@@ -62,6 +64,9 @@ GOALS = {
     "contradiction refused": "contradiction",
     "unsynced writes lost": "unsynced_lost",
     "read answered": "read_answered",
+    "subscriber moved": "subscriber_moved",
+    "subscriber given up": "subscriber_given_up",
+    "subscription gap": "subscription_gap",
 }
 """What must have happened, and the counter that says it did."""
 
@@ -82,10 +87,11 @@ def run_seed(seed: int) -> dict[str, Any]:
     events, hits = plan.break_things(deployment)
     seen = _Seen(deployment)
     world.observers.append(seen)
+    desks = Desks(deployment, random.Random(f"desks/{seed}"), calm=plan.mood == "calm") if plan.desks else None
     simulate(deployment)
     violations = failures(deployment)
     if not violations:
-        _demand(deployment, plan, events, hits, seen)
+        _demand(deployment, plan, events, hits, seen, desks)
     violations += judge(deployment.recorder.trace())
     rare = {"read_answered": seen.answered, "full_restart": sum(event.kind == "region_stop" for event in events)}
     return {
@@ -95,6 +101,7 @@ def run_seed(seed: int) -> dict[str, Any]:
         "faults": dict(Counter([event.kind for event in events] + hits)),
         "reports": {**world.reports, **_from_state(deployment), **rare},
         "sim_seconds": world.now,
+        "steps": world.protocol_events,
         "wall_seconds": time.perf_counter() - began,
         "events": sum(row[0] for row in deployment.recorder.committed.values()),
         "clients": sum(region.clients for region in plan.scenario.regions),
@@ -151,7 +158,7 @@ class _Seen:
             elif type(effect) is Send and type(effect.message) is Subscribe:
                 stream, region = effect.message.stream, region_of[effect.to]
                 if left.get(stream, region) != region:
-                    owner = self.deployment.scenario.stream(stream).region
+                    owner = self.deployment.proxy(node).owners[stream]
                     last, from_owner = self._changed.get((node, stream), (-SECONDS, False))
                     if region != owner or from_owner:
                         self.soonest = min(self.soonest, time - last)
@@ -171,10 +178,14 @@ def _from_state(deployment: Deployment) -> dict[str, float]:
 # --- demands ----------------------------------------------------------------------------------------------
 
 
-Note = Callable[[str, str, float, float], None]
-
-
-def _demand(deployment: Deployment, plan: Plan, events: list[FaultEvent], hits: list[str], seen: _Seen) -> None:
+def _demand(
+    deployment: Deployment,
+    plan: Plan,
+    events: list[FaultEvent],
+    hits: list[str],
+    seen: _Seen,
+    desks: Desks | None,
+) -> None:
     """What must hold at the end besides the invariants over the trace, as gauges with bounds."""
     world, reports = deployment.world, deployment.world.reports
 
@@ -199,6 +210,9 @@ def _demand(deployment: Deployment, plan: Plan, events: list[FaultEvent], hits: 
     else:
         note("run", "contradictions", reports.get("contradiction", 0), 0)
     _demand_views(deployment, plan, events, hits, seen, note)
+    if desks is not None:
+        desks.note_alive()
+        desks.demand(note)
     if plan.mood == "calm":
         _demand_calm(deployment, seen, note)
     if plan.mood != "swarm":
@@ -249,10 +263,11 @@ def _demand_views(
 
 
 def _deliveries(deployment: Deployment) -> dict[tuple[str, str], list[tuple[int, float]]]:
-    """(end, time) of every receipt, by stream and subscriber; reads do not count."""
+    """(end, time) of every receipt, by stream and subscriber; reads, desks and what they define do not count."""
     found: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
+    streams = {stream.name for stream in deployment.streams}
     for subscriber, _, _, stream, _, hi, _, _, _, _, at in deployment.recorder.delivered.rows:
-        if "#" not in subscriber:
+        if "#" not in subscriber and stream in streams:
             found[stream, subscriber].append((hi, at))
     return found
 

@@ -64,6 +64,7 @@ class Plan:
         self.faults = Faults.swarm(rng) if self.mood == "swarm" else Faults()
         self.forge = self.mood == "swarm" and rng.random() < 0.25
         self.lies = Lies()
+        self.desks = random.Random(f"desks/{seed}").random() < 0.4  # not of the same generator: others stay as they are
         self.aims = self._aims()
 
     def _aims(self) -> list[tuple[float, Aim]]:
@@ -79,13 +80,14 @@ class Plan:
     def kind(self) -> tuple[str, ...]:
         """Seeds of one kind find much the same; what is first in it is most demanding."""
         protocol, replicas = self.scenario.protocol, f"{self.scenario.regions[0].replicas} replicas"
+        company = "desks" if self.desks else "members alone"
         match self.mood:
             case "calm":
-                return "calm", protocol.merge
+                return "calm", protocol.merge, company
             case "aimed":
-                return "aimed", self.aims[0][1].__name__
+                return "aimed", self.aims[0][1].__name__, company
             case "swarm":
-                return "swarm", "liars" if self.forge else f"{replicas}, {protocol.merge}"
+                return "swarm", "liars" if self.forge else f"{replicas}, {protocol.merge}", company
 
     def break_things(self, deployment: Deployment) -> tuple[list[FaultEvent], list[str]]:
         """Enter all faults in the world; returns the swarm's, and a list that fills with the aimed ones as they hit."""
@@ -360,8 +362,8 @@ def _chat(deployment: Deployment) -> None:
     for node in _alive(deployment):
         tail = deployment.proxy(deployment.membership(deployment.region_of[node]).tail)
         for stream, horizon in sorted(deployment.client(node).pull.horizons.items()):
-            history = tail.log.histories[stream]
-            if 1 < horizon < history.horizon:
+            history = tail.log.histories.get(stream)
+            if history is not None and 1 < horizon < history.horizon:
                 for span in history.know(max(1, horizon - 3), history.horizon):
                     _tell(deployment, node, tail.me, span)
 
@@ -389,7 +391,8 @@ def _forge(deployment: Deployment, rng: random.Random, lies: Lies) -> None:
     for region in sorted(deployment.replicas):
         head = deployment.proxy(deployment.membership(region).head)
         for stream, expect in sorted(head.inter_region.expects.items()):
-            if expect.source and "by-key" in head.streams[stream].gc and world.hosts[head.me].life:
+            policy = head.streams[stream].gc if stream in head.streams else ""
+            if expect.source and "by-key" in policy and world.hosts[head.me].life:
                 own = head.log.ends[stream]  # of two events on one key the older cannot outlive the newer
                 false = Span(stream, own, own + 2, own + 2, data_rows(own, [b"k", b"k"], [b"a", b"b"]))
                 _tell(deployment, head.me, expect.source, false)
