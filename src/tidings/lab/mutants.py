@@ -2,9 +2,10 @@
 
 Two kinds of mutant: the *planted* ones (lab/planted.py) are mistakes people make; the *generated* ones negate, one at
 a time, every comparison and every guard of the protocol files, epoch tests included. A mutant runs in a process of its
-own, in which its module is compiled from the mutated source before anything imports it. It faces the seeds of the
-fault campaign until the first one with a violation, an exception, or more than its share of processor time (a mutant
-that hangs is caught; one that a busy machine keeps waiting is not).
+own: a planted one in a fresh process that compiles its module from the mutated source before anything imports it, a
+generated one in a fork of a process that has imported everything with a switch at every condition. It faces the seeds
+of the fault campaign until the first one with a violation, an exception, or more than its share of processor time (a
+mutant that hangs is caught; one that a busy machine keeps waiting is not).
 
 Of a hundred seeds most need not be run. Without any mutant every condition notes in which seeds it is evaluated; in the
 others its negation cannot make a difference, because a seed happens the same way each time until it does. Kinds of seed
@@ -26,12 +27,14 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -46,6 +49,7 @@ from tidings.core.errors import BadInput, TidingsError
 from tidings.lab.planted import PLANTED
 
 Progress = Callable[[int, int, str], None]
+Rewrite = Callable[[int, ast.expr], ast.expr]
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path("build/mutants.jsonl")
@@ -56,7 +60,9 @@ LEAST_LIMIT = 12.0  # seconds; ours, because a short median must not make a slow
 HOURS = 4  # of waiting for a process that uses no processor time; ours: then something else is wrong
 MEMORY = 4 << 30  # bytes; ours: twenty times what a seed needs
 NOT_MUTATED = frozenset({"__init__", "kernel", "messages", "membership"})  # declarations, hardly a guard in them
-STOPPED = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)  # says nothing about a mutant
+WORKER = (sys.executable, "-m", "tidings.lab.mutants")
+ENDED = "ended "  # said by the worker when a fork of it has ended, with its exit code
+STOPPED = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGALRM)  # says nothing about a mutant
 MOODS = ("calm", "aimed", "swarm")  # of seeds, the most demanding first
 JUDGED = (
     "core",
@@ -149,24 +155,42 @@ def _conditions(tree: ast.Module) -> list[tuple[str, ast.expr]]:
 
 def probed(source: str) -> ast.Module:
     """A module in which every condition adds its number to the set ``_reached`` when it is evaluated."""
+
+    def probe(spot: int, condition: ast.expr) -> ast.expr:
+        note = ast.parse(f"_reached.add({spot})", mode="eval").body
+        return ast.BoolOp(ast.Or(), [note, condition])
+
+    return _rewritten(source, probe)
+
+
+def switched(source: str) -> ast.Module:
+    """A module in which the condition whose number is ``_flipped`` is negated."""
+
+    def switch(spot: int, condition: ast.expr) -> ast.expr:
+        test = ast.parse(f"_flipped == {spot}", mode="eval").body
+        return ast.IfExp(test, ast.UnaryOp(ast.Not(), condition), condition)
+
+    return _rewritten(source, switch)
+
+
+def _rewritten(source: str, rewrite: Rewrite) -> ast.Module:
     tree = ast.parse(source)
     spots = {node: spot for spot, (_, node) in enumerate(_conditions(tree))}
-    probes: ast.Module = ast.fix_missing_locations(_Probes(spots).visit(tree))
-    return probes
+    rewritten: ast.Module = ast.fix_missing_locations(_Rewriter(spots, rewrite).visit(tree))
+    return rewritten
 
 
-class _Probes(ast.NodeTransformer):
-    """Turns a condition into (_reached.add(spot) or condition)."""
+class _Rewriter(ast.NodeTransformer):
+    """Puts something else in the place of each condition, from the inside out."""
 
-    def __init__(self, spots: Mapping[ast.expr, int]) -> None:
+    def __init__(self, spots: Mapping[ast.expr, int], rewrite: Rewrite) -> None:
         self.spots = spots
+        self.rewrite = rewrite
 
     def visit(self, node: ast.AST) -> Any:
+        spot = self.spots.get(node) if isinstance(node, ast.expr) else None
         visited = super().visit(node)
-        if not isinstance(node, ast.expr) or node not in self.spots:
-            return visited
-        note = ast.parse(f"_reached.add({self.spots[node]})", mode="eval").body
-        return ast.BoolOp(ast.Or(), [note, visited])
+        return visited if spot is None else self.rewrite(spot, visited)
 
 
 class _Conditions(ast.NodeVisitor):
@@ -239,42 +263,41 @@ def module_path(module: str) -> Path:
 
 
 class _Loader(SourceFileLoader):
-    """Loads a module from a source of our own; what its probes reach goes into a set."""
+    """Loads a module from a source of our own, with some names in it from the beginning."""
 
-    def __init__(self, name: str, path: str, source: str | ast.Module, reached: set[int]) -> None:
+    def __init__(self, name: str, path: str, source: str | ast.Module, names: Mapping[str, object]) -> None:
         super().__init__(name, path)
         self.source = source
-        self.reached = reached
+        self.names = names
 
     def get_code(self, fullname: str) -> CodeType:
         return compile(self.source, self.path, "exec")
 
     def exec_module(self, module: ModuleType) -> None:
-        vars(module)["_reached"] = self.reached
+        vars(module).update(self.names)
         super().exec_module(module)
 
 
 class _Finder(MetaPathFinder):
-    """Finds the mutated module before anybody else does; without a mutant, those that could be, with probes."""
+    """Finds modules with a source of our own before anybody else does."""
 
-    def __init__(self, case: Case) -> None:
-        self.sources: dict[str, str | ast.Module] = {case.module: case.source}
-        if not case.module:
-            self.sources = {name: probed(module_path(name).read_text()) for name in mutated()}
-        self.reached: dict[str, set[int]] = {name: set() for name in self.sources}
-        assert not any(f"tidings.{name}" in sys.modules for name in self.sources)
-        self.probes = not case.module
+    def __init__(self, sources: Mapping[str, str | ast.Module]) -> None:
+        self.sources = sources
+        self.reached: dict[str, set[int]] = {name: set() for name in sources}
+        assert not any(f"tidings.{name}" in sys.modules for name in sources)
+        sys.meta_path.insert(0, self)
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         name = fullname.removeprefix("tidings.")
         if name not in self.sources or name == fullname:
             return None
-        loader = _Loader(fullname, str(module_path(name)), self.sources[name], self.reached[name])
+        names = {"_reached": self.reached[name], "_flipped": None}
+        loader = _Loader(fullname, str(module_path(name)), self.sources[name], names)
         return spec_from_file_location(fullname, loader.path, loader=loader)
 
     def take(self) -> dict[str, list[int]]:
-        """What was reached since the last call."""
-        found = {name: sorted(spots) for name, spots in self.reached.items()} if self.probes else {}
+        """What probes have reached since the last call."""
+        found = {name: sorted(spots) for name, spots in self.reached.items() if spots}
         for spots in self.reached.values():
             spots.clear()
         return found
@@ -288,10 +311,8 @@ def _too_long(number: int, frame: FrameType | None) -> None:
     raise _TooLong
 
 
-def _work(order: Order) -> Iterator[Verdict]:
-    """Run the seeds of an order in this process, in which nothing has imported the module yet."""
-    finder = _Finder(order.case)
-    sys.meta_path.insert(0, finder)
+def _work(order: Order, finder: _Finder) -> Iterator[Verdict]:
+    """Run the seeds of an order in this process."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGPROF, _too_long)
     for seed in order.seeds:
@@ -324,27 +345,106 @@ def _face(seed: int, limit: float) -> Verdict:
     return Verdict(seed, sorted({invariant for invariant, _ in found}), detail, time.process_time() - began, steps)
 
 
+def _say(verdicts: Iterable[Verdict]) -> None:
+    for verdict in verdicts:
+        print(msgspec.json.encode(verdict).decode(), flush=True)
+
+
+def _fork(order: Order, finder: _Finder) -> int:
+    """Let a fork of this process be the mutant; returns how it ended."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signal.setitimer(signal.ITIMER_REAL, 3600.0 * HOURS)  # its default action ends a process that waits for nothing
+    vars(sys.modules[f"tidings.{order.case.module}"])["_flipped"] = order.case.spot
+    _say(_work(order, finder))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    """The worker: one order on stdin, or one per line to fork for; a verdict per line on stdout."""
+    if sys.argv[1:] == ["nursery"]:
+        finder = _Finder({name: switched(module_path(name).read_text()) for name in mutated()})
+        import_module("tidings.lab.campaign")
+        for line in sys.stdin.buffer:
+            status = _fork(msgspec.json.decode(line, type=Order), finder)
+            print(f"{ENDED}{status}", flush=True)
+        return
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    case = order.case
+    plain = {name: probed(module_path(name).read_text()) for name in mutated()}
+    _say(_work(order, _Finder({case.module: case.source} if case.module else plain)))
+
+
+# --- the hunter: a worker's other end ------------------------------------------------------------------------
+
+
+def _environment() -> dict[str, str]:
+    paths = [str(ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
+
+
 def hunt(case: Case, seeds: Sequence[int], limit: float, *, stop: bool = True) -> list[Verdict]:
     """Run a mutant in a fresh process; what its seeds showed, up to the first violation."""
-    if not seeds:
-        return []
     order = msgspec.json.encode(Order(case, list(seeds), limit, stop))
-    paths = [str(ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
-    command = [sys.executable, "-m", "tidings.lab.mutants"]
     try:
         done = subprocess.run(
-            command, input=order, env=environment, capture_output=True, timeout=3600 * HOURS, check=False
+            WORKER, input=order, env=_environment(), capture_output=True, timeout=3600 * HOURS, check=False
         )
     except subprocess.TimeoutExpired as late:
         raise TidingsError(f"mutant {case.id} gave no answer for {HOURS} hours: look what keeps it waiting") from late
-    if -done.returncode in STOPPED:
+    problem = done.stderr.decode(errors="replace").strip()[-300:]
+    return _verdicts(case, seeds, limit, done.stdout.splitlines(), done.returncode, problem)
+
+
+def _verdicts(
+    case: Case, seeds: Sequence[int], limit: float, lines: Sequence[bytes], status: int, problem: str
+) -> list[Verdict]:
+    """What a process said before it ended, and that it should not have ended like this."""
+    if -status in STOPPED:
         raise TidingsError(f"the process of mutant {case.id} was stopped from outside; run again to continue")
-    verdicts = [msgspec.json.decode(line, type=Verdict) for line in done.stdout.splitlines()]
-    if done.returncode:
-        problem = f"exit code {done.returncode}: {done.stderr.decode(errors='replace').strip()[-300:]}"
-        verdicts.append(Verdict(seeds[min(len(verdicts), len(seeds) - 1)], ["crash"], problem, limit))
+    verdicts = [msgspec.json.decode(line, type=Verdict) for line in lines]
+    if status:
+        seed = seeds[min(len(verdicts), len(seeds) - 1)]
+        verdicts.append(Verdict(seed, ["crash"], f"exit code {status}: {problem}", limit))
     return verdicts
+
+
+class Nursery:
+    """Processes that fork for generated mutants, one for each thread that hunts."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def hunt(self, case: Case, seeds: Sequence[int], limit: float) -> list[Verdict]:
+        """Run a mutant in a fork; what its seeds showed, up to the first violation."""
+        process = getattr(self._local, "process", None) or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        order = Order(Case(case.id, case.module, "", case.spot), list(seeds), limit, stop=True)
+        process.stdin.write(msgspec.json.encode(order) + b"\n")
+        process.stdin.flush()
+        lines: list[bytes] = []
+        for line in process.stdout:
+            if line.startswith(ENDED.encode()):
+                return _verdicts(case, seeds, limit, lines, int(line[len(ENDED) :]), "")
+            lines.append(line)
+        raise TidingsError("a process that forks for mutants has ended; run again to continue")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen([*WORKER, "nursery"], stdin=pipe, stdout=pipe, env=_environment())
+        self._local.process = process
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        """Let them end."""
+        for process in self._started:
+            if process.stdin is not None:
+                process.stdin.close()
+            process.wait(timeout=60)
 
 
 # --- many mutants -----------------------------------------------------------------------------------------
@@ -402,11 +502,16 @@ def run(
     outcomes = {case.id: store.known.get(store.key(case)) for case in (*mine, *made)}
     waiting = [case for case in (*mine, *made) if outcomes[case.id] is None]
     caught = sum(_catch(each) is not None for each in outcomes.values() if each is not None)
+    nursery = Nursery()
+
+    def face(case: Case) -> list[Verdict]:
+        seeds = trials.seeds(case, store.killers.get(case.id))
+        if not seeds:
+            return []
+        return (hunt if case.spot is None else nursery.hunt)(case, seeds, trials.limit)
+
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {
-            pool.submit(hunt, case, trials.seeds(case, store.killers.get(case.id)), trials.limit): case
-            for case in waiting
-        }
+        futures = {pool.submit(face, case): case for case in waiting}
         try:
             for at, future in enumerate(as_completed(futures), len(outcomes) - len(waiting) + 1):
                 case, verdicts = futures[future], future.result()
@@ -417,6 +522,7 @@ def run(
                     progress(at, len(outcomes), f"{at - caught} of {at} mutants not caught")
         finally:
             pool.shutdown(cancel_futures=True)
+            nursery.close()
     found = {name: _catch(verdicts or []) for name, verdicts in outcomes.items()}
     faced = {name: len(verdicts or []) for name, verdicts in outcomes.items()}
     return summary(target, [case.id for case in mine], [case.id for case in made], found, faced, trials.unfit)
@@ -444,7 +550,7 @@ class Trials:
 
     def seeds(self, case: Case, killer: int | None) -> list[int]:
         """The seeds in which a mutant can make a difference; one that caught it before goes first."""
-        fit = [trial for trial in self.fit if case.spot is None or case.spot in trial.reached[case.module]]
+        fit = [trial for trial in self.fit if case.spot is None or case.spot in trial.reached.get(case.module, ())]
         return [trial.seed for trial in sorted(fit, key=lambda trial: trial.seed != killer)]
 
 
@@ -535,13 +641,6 @@ def equivalents() -> dict[str, str]:
     """Generated mutants that cannot be caught, and why: they behave alike in all that a judge may see."""
     listed = tomllib.loads(Path(__file__).with_name("survivors.toml").read_text())
     return {each["where"]: each["why"] for each in listed.get("survivor", [])}
-
-
-def main() -> None:
-    """The worker: an order on stdin, a verdict per line on stdout."""
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-    for verdict in _work(order):
-        print(msgspec.json.encode(verdict).decode(), flush=True)
 
 
 if __name__ == "__main__":
