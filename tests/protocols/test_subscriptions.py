@@ -180,7 +180,7 @@ def test_who_leaves_is_forgotten() -> None:
     replica.hears(Follow(2, "s", 1))
     replica.hears(Unfollow(1))
     assert list(replica.positions) == [("c", 2)]
-    replica.forget("c")
+    replica.hears(Unfollow(2))
     assert not replica.positions and replica.commits(span(1, "a")) == []
 
 

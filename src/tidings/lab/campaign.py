@@ -64,6 +64,7 @@ GOALS = {
     "contradiction refused": "contradiction",
     "unsynced writes lost": "unsynced_lost",
     "read answered": "read_answered",
+    "change by an operator refused": "change_refused",
     "subscriber moved": "subscriber_moved",
     "subscriber given up": "subscriber_given_up",
     "subscription gap": "subscription_gap",
@@ -203,7 +204,11 @@ def _demand(
         deployment.recorder.gauge(world.now, node, name, value, bound)
 
     for region, nodes in deployment.replicas.items():
-        note(region, "replicas_outside", len(set(nodes) - set(deployment.membership(region).replicas)), 0)
+        deposed = set(nodes) & set(plan.operator.deposed if plan.operator else ())
+        outside = set(nodes) - set(deployment.membership(region).replicas)
+        note(region, "replicas_outside", len(outside - deposed), 0)
+        if world.hosts[deployment.services[region]].incarnation == 1:  # who is barred is forgotten with its end
+            note(region, "deposed_inside", len(deposed - outside), 0)
     for node in deployment.writers:
         publisher = deployment.client(node).publisher
         assert publisher is not None

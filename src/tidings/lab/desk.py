@@ -310,10 +310,16 @@ class Desks:
             deployment.add(f"{region}/{name}", region, self._factory(f"{region}/{name}", region, scripts[name]))
         world = deployment.world
         world.at(rng.uniform(4.0, 9.0), lambda: world.pause(f"{self.away}/{CORRESPONDENT}", 4.0))
+        world.at(13.001, self._startle)
         for at in (5.0, 7.5, 11.0):
             for name, region in self.nodes.items():
                 lost = rng.choice(deployment.replicas[region])
                 world.inject(at + rng.random(), f"{region}/{name}", Lost(lost))
+
+    def _startle(self) -> None:
+        """The rival loses the head that it has just asked for the ledger."""
+        head = self.deployment.resolve(f"{self.home}/head")
+        self.deployment.world.inject(self.deployment.world.now, f"{self.home}/{RIVAL}", Lost(head))
 
     def desk(self, name: str) -> Desk:
         """By its name."""
