@@ -125,9 +125,9 @@ def test_the_summary_names_all_that_does_not_hold(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(mutants, "equivalents", lambda: {"g2": "it is the same"})
     seen = [invariant.__name__ for invariant in ALL_INVARIANTS if invariant.__name__ != "order"]
     caught = Verdict(4, ["check", *seen], "", 1.0)
-    found = {"p1": caught, "p2": None, "g1": caught, "g2": None, "g3": None}
-    faced = {"p1": 1, "p2": 100, "g1": 2, "g2": 40, "g3": 0}
-    result = mutants.summary("sprinkler", ["p1", "p2"], ["g1", "g2", "g3"], found, faced, [9])
+    clean = [Verdict(seed, [], "", 1.0) for seed in range(40)]
+    outcomes = {"p1": [caught], "p2": clean, "g1": [*clean, caught], "g2": clean, "g3": []}
+    result = mutants.summary("sprinkler", ["p1", "p2"], ["g1", "g2", "g3"], outcomes, [9])
     assert (result["mutants"], result["caught"], result["escaped"]) == (2, 1, ["p2"])
     survivors = [{"where": "g2", "why": "it is the same", "seeds": 40}, {"where": "g3", "why": "", "seeds": 0}]
     assert result["generated"] == {"mutants": 3, "caught": 1, "survivors": survivors}

@@ -10,7 +10,7 @@ mutant that hangs is caught; one that a busy machine keeps waiting is not).
 Of a hundred seeds most need not be run. Without any mutant every condition notes in which seeds it is evaluated; in the
 others its negation cannot make a difference, because a seed happens the same way each time until it does. Kinds of seed
 take turns (calm, each aimed fault, mixtures), small worlds first, and a seed that caught the mutant in an earlier run
-goes before all others: for most mutants one is enough.
+goes before all others: for most mutants one is enough. One that has its reason to survive faces a few seeds only.
 
 A seed that fails without any mutant proves nothing and is left out. All planted mutants must be caught, nine in ten of
 the generated ones, and each that survives needs a reason in survivors.toml why it is equivalent. Outcomes are written
@@ -54,6 +54,8 @@ Rewrite = Callable[[int, ast.expr], ast.expr]
 ROOT = Path(__file__).parents[1]
 RESULTS = Path("build/mutants.jsonl")
 SEEDS = 100  # of the campaign, that a mutant must survive to count as a survivor
+ROUNDS = (2, 8, 30, SEEDS)  # how many seeds all face before any faces more: what is hard comes last
+EXCUSED = 12  # seeds that a mutant faces whose survival has been explained; ours, in case the reason no longer holds
 CAUGHT_SHARE = 0.9  # of the generated mutants
 SLOWER = 8  # ours: a mutant that takes so many times the usual seconds of a seed hangs, for all that a user can tell
 LEAST_LIMIT = 12.0  # seconds; ours, because a short median must not make a slow seed look like a hanging one
@@ -499,33 +501,42 @@ def run(
     order = in_turns(range(seeds))
     store = Results(results, order)
     trials = _baseline(order, store, jobs)
-    outcomes = {case.id: store.known.get(store.key(case)) for case in (*mine, *made)}
-    waiting = [case for case in (*mine, *made) if outcomes[case.id] is None]
-    caught = sum(_catch(each) is not None for each in outcomes.values() if each is not None)
+    cases = [*mine, *made]
+    for depth in ROUNDS:
+        _round(cases, store, trials, depth, progress, jobs)
+    outcomes = {case.id: store.known.get(store.key(case), []) for case in cases}
+    return summary(target, [case.id for case in mine], [case.id for case in made], outcomes, trials.unfit)
+
+
+def _round(
+    cases: Sequence[Case], store: Results, trials: Trials, depth: int, progress: Progress | None, jobs: int
+) -> None:
+    """Let whoever is not caught yet face seeds until it has faced ``depth`` of them."""
+    reasons = equivalents()
     nursery = Nursery()
 
-    def face(case: Case) -> list[Verdict]:
-        seeds = trials.seeds(case, store.killers.get(case.id))
-        if not seeds:
-            return []
+    def left(case: Case) -> list[int]:
+        faced = store.known.get(store.key(case), [])
+        most = depth if case.id not in reasons else min(depth, EXCUSED)
+        seeds = trials.seeds(case, store.killers.get(case.id))[:most]
+        return [] if _catch(faced) else [seed for seed in seeds if seed not in {each.seed for each in faced}]
+
+    def face(case: Case, seeds: list[int]) -> list[Verdict]:
         return (hunt if case.spot is None else nursery.hunt)(case, seeds, trials.limit)
 
+    waiting = {case.id: seeds for case in cases if (seeds := left(case))}
+    free = len(cases) - len(waiting)
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(face, case): case for case in waiting}
+        futures = {pool.submit(face, case, waiting[case.id]): case for case in cases if case.id in waiting}
         try:
-            for at, future in enumerate(as_completed(futures), len(outcomes) - len(waiting) + 1):
-                case, verdicts = futures[future], future.result()
-                store.add(case, verdicts)
-                outcomes[case.id] = verdicts
-                caught += _catch(verdicts) is not None
+            for at, future in enumerate(as_completed(futures), 1):
+                case = futures[future]
+                store.add(case, [*store.known.get(store.key(case), []), *future.result()])
                 if progress is not None:
-                    progress(at, len(outcomes), f"{at - caught} of {at} mutants not caught")
+                    progress(free + at, len(cases), f"first {depth} seeds")
         finally:
             pool.shutdown(cancel_futures=True)
             nursery.close()
-    found = {name: _catch(verdicts or []) for name, verdicts in outcomes.items()}
-    faced = {name: len(verdicts or []) for name, verdicts in outcomes.items()}
-    return summary(target, [case.id for case in mine], [case.id for case in made], found, faced, trials.unfit)
 
 
 def in_turns(seeds: Iterable[int]) -> list[int]:
@@ -593,15 +604,17 @@ def summary(
     target: str,
     mine: list[str],
     made: list[str],
-    found: Mapping[str, Verdict | None],
-    faced: Mapping[str, int],
+    outcomes: Mapping[str, Sequence[Verdict]],
     unfit: list[int],
 ) -> dict[str, Any]:
     """The result, and under "broken" all that does not hold of it."""
     reasons = equivalents()
+    found = {name: _catch(verdicts) for name, verdicts in outcomes.items()}
     escaped = [name for name in mine if found[name] is None]
     survivors = [
-        {"where": name, "why": reasons.get(name, ""), "seeds": faced[name]} for name in made if found[name] is None
+        {"where": name, "why": reasons.get(name, ""), "seeds": len(outcomes[name])}
+        for name in made
+        if found[name] is None
     ]
     by: Counter[str] = Counter(name for verdict in found.values() if verdict for name in verdict.by)
     by.update(dict.fromkeys(judges(), 0))
