@@ -223,11 +223,6 @@ class Subscriptions:
             self._pump(key, position, effects, fresh)
         return effects
 
-    def forget(self, node: NodeId) -> None:
-        """A subscriber's connection is gone, and all its subscriptions with it."""
-        for key in [key for key in self.positions if key[0] == node]:
-            self._drop(key)
-
     def _follow(self, src: NodeId, follow: Follow) -> Effects:
         history = self.histories.get(follow.stream)
         key = (src, follow.id)
