@@ -484,7 +484,7 @@ class Proxy:
             own = self.chain.membership
             others = [self.inter_region.peers[name] for name in sorted(self.inter_region.peers)]
             known = {name: self.log.histories[name] for name in self.streams if name in self.log.histories}
-            states = {name: StreamState(h.horizon, h.live, h.collected) for name, h in known.items()}
+            states = {name: StreamState(h.horizon, h.live, h.collected, h.low, h.floor) for name, h in known.items()}
             alive = tuple([stream for stream in self.streams.values() if not stream.deleted])
             return Description(message.nonce, self.region, (own, *others), alive, states)
         assert isinstance(message, Why)
