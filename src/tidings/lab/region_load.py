@@ -40,6 +40,7 @@ RATE = 864_000.0  # SP3: events per second and region
 EVENT_BYTES = 10  # SP1
 WINDOW = 0.005  # ours: a batch is 5 ms of load (decision 0005)
 GIGABIT = 1e9  # SP3
+LATENCY = {("r1", "r2"): 0.010}  # one way; all other pairs 35 ms
 ADVERTISE = 0.1  # ours: so that all regions' streams flow soon; in steady state it does not matter
 STEADY = 1.2  # simulated seconds: drivers begin at 0.3, other regions' streams at 0.5, then all that is caught up
 GRACE = 0.3  # seconds in which a batch must be everywhere before it counts as unfinished
@@ -60,13 +61,24 @@ LOAD_SEEDS = {"quick": 1, "full": 3}
 
 
 def scenario(
-    clients: int, *, fanout: int = 4, shuffle: float = 0.03, reading: str = PRODUCT, load: float = 1.0, seconds: float
+    clients: int,
+    *,
+    fanout: int = 4,
+    shuffle: float = 0.03,
+    reading: str = PRODUCT,
+    load: float = 1.0,
+    regions: int = 3,
+    rate: float = RATE,
+    view: int = 20,
+    recv_seconds: float = 0.5,
+    seconds: float,
 ) -> Scenario:
     """SP3's set-up; latencies between regions stand for three coasts of the United States."""
     uplink, own = READINGS[reading]
-    batch = round(RATE * load * WINDOW)
+    batch = max(1, round(rate * load * WINDOW))
+    names = [f"r{at}" for at in range(regions)]
     return Scenario(
-        scenario=Run(name=f"sprinkler-{len(NAMES) * clients}", seconds=seconds),
+        scenario=Run(name=f"sprinkler-{regions * clients}", seconds=seconds),
         regions=tuple(
             Region(
                 name,
@@ -77,22 +89,24 @@ def scenario(
                 client_uplink=GIGABIT,
                 client_downlink=GIGABIT,
             )
-            for name in NAMES
+            for name in names
         ),
-        links=(Link("r0", "r1", 0.035), Link("r0", "r2", 0.035), Link("r1", "r2", 0.010)),
-        streams=tuple(Stream(f"s{at}", name, rows="counted") for at, name in enumerate(NAMES)),
+        links=tuple(Link(a, b, LATENCY.get((a, b), 0.035)) for a, b in itertools.combinations(names, 2)),
+        streams=tuple(Stream(f"s{at}", name, rows="counted") for at, name in enumerate(names)),
         publishers=tuple(
             Publisher(name=f"driver-{name}", region=name, stream=f"s{at}", rate=batch / WINDOW, batch=batch)
-            for at, name in enumerate(NAMES)
+            for at, name in enumerate(names)
         ),
         protocol=Protocol(
             advertise_period=ADVERTISE,
             gossip=1.0,
             warm_views=True,
+            view=view,
             fanout=fanout,
             shuffle=shuffle,
             proxy_fanout=own or fanout,
             proxy_shuffle=shuffle,
+            recv_seconds=recv_seconds,
         ),
     )
 
@@ -111,7 +125,7 @@ class Meter:
         self.delivered = {name: np.full((len(self.clients), batches), np.inf) for name in self.streams}
         self._next = {name: [0] * len(self.clients) for name in self.streams}
         deployment.world.observers[:] = [self]
-        for at, region in enumerate(NAMES):
+        for at, region in enumerate(deployment.replicas):
             self._watch(deployment, deployment.membership(region).replicas[0], at)
 
     def _watch(self, deployment: Deployment, head: NodeId, stream: int) -> None:
@@ -141,17 +155,25 @@ class Meter:
 def measure(point: Mapping[str, Any]) -> list[Row]:
     """One setting: a row per region of origin, each with the numbers of the whole."""
     end = STEADY + point["seconds"]
-    fields = ("fanout", "shuffle", "reading", "load")
-    plan = scenario(point["clients"], seconds=end, **{name: point[name] for name in fields})
+    setting = {name: value for name, value in point.items() if name not in ("clients", "seconds", "seed")}
+    plan = scenario(point["clients"], seconds=end, **setting)
     deployment = Deployment(plan, point["seed"], record=True, check=False, trace=False)
     world = deployment.world
     world.start()
     batch = plan.publishers[0].batch
     meter = Meter(deployment, batch, int(end / WINDOW) + 2)
+    world.run(STEADY)
+    sent = _sent(deployment)
     world.run(end)
     if world.failures:
         raise RuntimeError(world.failures[0].traceback)
-    return _rows(meter, end, plan)
+    uplink = (_sent(deployment) - sent) / len(meter.clients) / point["seconds"]
+    return [{**row, "uplink": uplink} for row in _rows(meter, end, plan)]
+
+
+def _sent(deployment: Deployment) -> int:
+    """Bytes that clients have sent in all."""
+    return sum(deployment.world.hosts[node].sent_bytes for nodes in deployment.clients.values() for node in nodes)
 
 
 def _rows(meter: Meter, end: float, plan: Scenario) -> list[Row]:
@@ -168,7 +190,7 @@ def _rows(meter: Meter, end: float, plan: Scenario) -> list[Row]:
         done = done[np.isfinite(done)]
         rows.append(
             {
-                "origin": NAMES[at],
+                "origin": plan.regions[at].name,
                 "offered": load,
                 "throughput": throughput,
                 "goodput": min(throughput, load),
@@ -218,7 +240,7 @@ BY_SETTING = """
 RANKED = f"""
     select fanout, avg(goodput) goodput, avg(latency) latency, avg(goodput / offered) share
     from ({BY_SETTING}) where reading = '{PRODUCT}' and {{only}}
-    group by fanout order by round(share, 2) desc, latency"""
+    group by fanout order by round(share, 2) desc, latency nulls last"""
 SAME = 0.01  # goodputs that differ by less than a hundredth of the load are the same; latency decides then
 NOTICEABLE = 0.02  # of the load: what counts as hurt
 
