@@ -48,6 +48,8 @@ from tidings.protocols.chain import (
     Chain,
     ChainSettings,
     Committed,
+    Compare,
+    Compared,
     Fetch,
     Install,
     NextPiece,
@@ -121,7 +123,7 @@ from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
 OWNER = "_owner"
 """The publisher name of events that a stream's owner publishes by itself ("before n" of a policy)."""
 
-CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Current, BeatTick, RetryTick})
+CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Compare, Compared, Current, BeatTick, RetryTick})
 VIEWS = frozenset({View, GossipTick})
 SUBSCRIPTIONS = frozenset({Follow, Consumed, Unfollow, FeedTick})
 HEAD_ONLY = frozenset({Publish, OpenSession, Define, OpenCursor, SaveCursor})
@@ -309,7 +311,8 @@ class Proxy:
     def _receive_as_head(self, now: Time, src: NodeId, message: Message) -> Effects:
         if not self.chain.is_head:
             membership = self.chain.membership
-            return [Send(src, NotHead(membership))] if membership.epoch else NOTHING
+            known = membership.epoch > 0 and not self.chain.unproven  # a head that cannot be sure yet says nothing
+            return [Send(src, NotHead(membership))] if known else NOTHING
         if isinstance(message, OpenSession):
             return self._open_session(now, src, message)
         if isinstance(message, Define):
