@@ -307,9 +307,9 @@ class Chain:
 
     def _take_place(self) -> list[Effect]:
         """Do what this replica's place in the chain asks for."""
-        if self.is_tail and not self.token_passed:
-            return self._commit(self.durable)
-        return self._forward() if self.active else []
+        if self.token_passed or not self.is_tail:
+            return self._forward() if self.active else []
+        return self._commit(self.durable)
 
     # --- after a restart ----------------------------------------------------------------------------
 
