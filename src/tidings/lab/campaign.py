@@ -54,6 +54,7 @@ GOALS = {
     "snapshot installed": "snapshot_installed",
     "log cut back": "cut_back",
     "full restart": "full_restart",
+    "old disk found": "old_disk_found",
     "publisher retry across fail-over": "retry_across_failover",
     "publisher fenced": "publisher_fenced",
     "publisher expired": "publisher_expired",

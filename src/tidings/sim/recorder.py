@@ -102,6 +102,12 @@ class Recorder:
             elif isinstance(entry, Installed) and entry.last:
                 self._logged(time, node, 0, entry.lsn, None, LogEvent.WIPED)
 
+    def put_back(self, time: float, node: NodeId, entries: Sequence[Any]) -> None:
+        """A replica that is down has an older disk now: what it had written since is gone, committed or not."""
+        ends = [entry.record.lsn if isinstance(entry, Logged) else entry.lsn for entry in entries if _ends(entry)]
+        self._logged(time, node, 0, 0, None, LogEvent.RESTARTED)
+        self._logged(time, node, 0, (ends[-1] if ends else 0) + 1, None, LogEvent.CUT)
+
     def gauge(self, time: float, node: NodeId, name: str, value: float, bound: float | None = None) -> None:
         """Note a measured value, with its bound if it has one."""
         self.gauges.rows.append((node, name, float(value), bound, time))
@@ -227,3 +233,8 @@ def _owners(stream: StreamId, rows: Rows, record: Record) -> list[tuple[EventId,
         ((stream, OWNER, session, seq), content)
         for seq, content in zip(rows.numbers.tolist(), rows.content.tolist(), strict=True)
     ]
+
+
+def _ends(entry: Any) -> bool:
+    """Whether an entry of a disk says where the log ends."""
+    return isinstance(entry, Logged | CutBack) or (isinstance(entry, Installed) and entry.last)
