@@ -221,8 +221,8 @@ def _demand(
     refused = reports.get("publisher_rows", 0) + reports.get("publisher_stream", 0)
     note("publishers", "refused", refused - (desks.refused if desks else 0), 0)
     note("publishers", "repacked", reports.get("publisher_repacked", 0), 0)
-    note("publishers", "fenced", reports.get("publisher_fenced", 0), int(plan.twin))
-    if plan.publish.ttl == TTL:
+    if plan.publish.ttl == TTL:  # else a head forgets an opening, and a late copy of it opens another session
+        note("publishers", "fenced", reports.get("publisher_fenced", 0), int(plan.twin))
         note("publishers", "expired", reports.get("publisher_expired", 0), 0)
     here = [node for node in deployment.members() if world.hosts[node].life]
     note("readers", "unanswered_reads", sum(deployment.client(node).reading is not None for node in here), 0)
