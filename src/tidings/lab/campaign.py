@@ -38,6 +38,7 @@ from tidings.sim.faults import FaultEvent
 from tidings.sim.run import failures, simulate
 
 TARGETS = ("sprinkler",)
+EVENTS_LEAST = 2_000  # that a seed publishes, whatever breaks: else it proves little
 LEAST = ("events", "clients", "regions", "sim_seconds")
 
 GOALS = {
@@ -217,9 +218,14 @@ def _demand(
         assert publisher is not None
         if not publisher.failed:
             note(node, "unanswered_batches", len(publisher.inflight) + len(publisher.queue), 0)
+        note(node, "failed_for_no_reason", publisher.failed not in {None, "fenced", "expired"}, 0)
+    note("run", "events_lacking", EVENTS_LEAST - sum(row[0] for row in deployment.recorder.committed.values()), 0)
+    note("run", "sent_to_nobody", world.network.dropped["unknown"], 0)
+    refused = reports.get("publisher_rows", 0) + reports.get("publisher_stream", 0)
+    note("publishers", "refused", refused - (desks.refused if desks else 0), 0)
     note("publishers", "repacked", reports.get("publisher_repacked", 0), 0)
-    note("publishers", "fenced", reports.get("publisher_fenced", 0), int(plan.twin))
-    if plan.publish.ttl == TTL:
+    if plan.publish.ttl == TTL:  # else a head forgets an opening, and a late copy of it opens another session
+        note("publishers", "fenced", reports.get("publisher_fenced", 0), int(plan.twin))
         note("publishers", "expired", reports.get("publisher_expired", 0), 0)
     here = [node for node in deployment.members() if world.hosts[node].life]
     note("readers", "unanswered_reads", sum(deployment.client(node).reading is not None for node in here), 0)
