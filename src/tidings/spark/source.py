@@ -21,7 +21,6 @@ from itertools import pairwise
 from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
-import sqlglot
 from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -116,14 +115,8 @@ def filter_of(options: ReadOptions, attributes: Mapping[str, AttrType], stream: 
         return ""
     whole = parse(options.filter, attributes)
     own = {name.lower() for name in (*parse_attributes(stream.attrs), *SYSTEM)}
-    missing = {name.lower() for name in whole.columns} - own
-    if not missing:
-        return options.filter
-    tree = sqlglot.parse_one(whole.text, dialect="spark")
-    absent = [column for column in tree.find_all(sqlglot.exp.Column) if column.name.lower() in missing]
-    for column in absent:
-        column.replace(sqlglot.exp.Null())
-    return tree.sql(dialect="spark") if absent else whole.text
+    absent = [name for name in whole.columns if name.lower() not in own]
+    return whole.without(absent) if absent else options.filter
 
 
 def positions(offsets: Offsets, streams: Mapping[StreamId, StreamInfo], name: str) -> dict[StreamId, int]:
