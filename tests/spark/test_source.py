@@ -50,7 +50,7 @@ def test_a_streaming_query_goes_on_where_it_stopped(spark: Any, cluster: Cluster
     first = run(spark, cluster, tmp_path, subscribe=name, startingOffsets="earliest", maxOffsetsPerTrigger=1000)
     batches = [p for p in first.recentProgress if p["numInputRows"]]
     assert [p["numInputRows"] for p in batches] == [1000, 1000, 1000]
-    lag = next(source["latestOffset"] for p in batches for source in p["sources"])
+    lag = json.loads(next(source["latestOffset"] for p in batches for source in p["sources"]))
     assert lag[name]["seq"] == 3001 and lag[name]["lag"] == 2000
     with cluster.connect() as t:
         t.publish_table(name, table(500, 3000))
