@@ -512,6 +512,8 @@ class Proxy:
 
     def _match(self, stream: StreamId, where: str) -> Match:
         """The filter of a subscription."""
+        if self.streams[stream].counted:
+            raise BadInput(f"stream {stream!r} only counts its events: there is nothing to filter by")
         return parse_filter(where, parse_attributes(self.streams[stream].attrs)).mask
 
     def _rows_fit(self, stream: StreamDef, rows: ArrowRows) -> bool:
