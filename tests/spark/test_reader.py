@@ -79,6 +79,11 @@ def test_a_plan_covers_every_range_once_and_depends_on_the_offsets_alone() -> No
     assert plan(end, end, 5) == []
 
 
+def test_the_first_batch_begins_where_it_began_although_latest_has_moved() -> None:
+    end = {"a": at(20) | {"from": 5}}
+    assert [(part.lo, part.hi) for part in plan({"a": at(300)}, end, 1)] == [(5, 20)]
+
+
 def test_a_limit_is_shared_in_proportion() -> None:
     assert shares({"a": 10, "b": 20}, 100) == {"a": 10, "b": 20}
     assert shares({"a": 1000, "b": 10, "c": 0}, 101) == {"a": 100, "b": 1, "c": 0}

@@ -201,4 +201,9 @@ def test_offsets_in_the_checkpoint_are_what_they_say(spark: Any, cluster: Cluste
     name = fresh(cluster, "offsets", 20)
     run(spark, cluster, tmp_path, lambda df, batch: df.count(), subscribe=name, startingOffsets=f'{{"{name}": 5}}')
     offset = json.loads((tmp_path / "checkpoint/offsets/0").read_text().splitlines()[-1])
-    assert offset[name]["seq"] == 21 and offset[name]["asof"] == 21 and offset[name]["lease"].startswith("spark-")
+    assert (
+        offset[name]["from"] == 5
+        and offset[name]["seq"] == 21
+        and offset[name]["asof"] == 21
+        and offset[name]["lease"].startswith("spark-")
+    )
