@@ -21,7 +21,7 @@ from tidings.sim.build import Deployment, Note
 LONG, SHORT = "long", "short"
 TICK = 0.25
 READ_EVERY = 5  # ticks
-MOVE_AT = 11.0  # seconds
+FIRST_READ, MOVE_AT = 4.0, 11.0  # seconds
 LAST_SHORT, LAST_READ = 14.0, 20.0  # so that everything is answered in the end
 FOREVER, BRIEF = 1000.0, 1.0  # seconds of a ttl
 
@@ -49,6 +49,7 @@ class Keeper:
         self.stream = stream
         self.asofs: dict[str, int] = {}  # of leases, as they were granted or moved
         self.horizon = 1
+        self.hi = 0  # where every read ends
         self.steps = 0
         self.reading: dict[int, Reading] = {}
         self.found: dict[tuple[int, int], set[tuple[int, int]]] = {}  # (hi, asof) -> (rows, hash sum)
@@ -89,9 +90,11 @@ class Keeper:
         if not self.machine.home or self.stream not in self.machine.streams:
             return out
         self.steps += 1
-        if self.steps == 1:
+        if not self.hi and self.horizon > 1 and now > FIRST_READ:
+            self.hi = self.horizon
+        if self.steps == 8:
             out += self._do(now, Hold(Lease(LONG, self.stream, ttl=FOREVER)))
-        if self.steps % 8 == 2 and now < LAST_SHORT:
+        if self.steps > 8 and self.steps % 8 == 2 and now < LAST_SHORT:
             out += self._do(now, Hold(Lease(f"{SHORT}-{self.steps}", self.stream, ttl=BRIEF)))
         if now > MOVE_AT and not self.moved and self.horizon > self.asofs.get(LONG, 1):
             self.moved = True
@@ -101,16 +104,15 @@ class Keeper:
         return out
 
     def _read(self, now: Time) -> list[Effect]:
-        """The same as the first time, as of each lease that there was."""
+        """The same range as ever, as of the long lease and of the newest short one."""
         out: list[Effect] = []
-        hi = min(self.asofs.values(), default=1)
         names = [LONG, *sorted(set(self.asofs) - {LONG})[-1:]]
         for at, name in enumerate(names):
-            if name in self.asofs and hi > 1:
+            if name in self.asofs and self.hi:
                 id = 10 * self.steps + at
-                self.reading[id] = Reading(name, hi, self.asofs[name])
+                self.reading[id] = Reading(name, self.hi, self.asofs[name])
                 where = self.steps // READ_EVERY
-                out += self._do(now, Open(id, self.stream, 1, "", None, 0, hi, self.asofs[name], where))
+                out += self._do(now, Open(id, self.stream, 1, "", None, 0, self.hi, self.asofs[name], where))
         return out
 
     def _do(self, now: Time, input: Input) -> list[Effect]:

@@ -1,12 +1,14 @@
 """Spark reads Tidings: offsets, partitions and rows, for batch reads and streaming queries.
 
-An offset says for each stream {"from", "seq", "asof", "lease"}: [from, seq) has been read in this batch, as of ``asof``,
-under the lease of that name. A batch is a pure function of its offset, so one that Spark runs again (after a crash, from
-its checkpoint) is the same again, although collection went on meanwhile: the lease keeps what it needs. (Where it begins
-is part of the offset because Spark asks for the initial offset again when it runs the first batch again, and "latest"
-is somewhere else by then.) The driver holds one lease per stream, renews it while the query runs, moves
-it forward when Spark commits a batch, and leaves it when the query stops, so that a restart within ``leaseSeconds``
-resumes it. A lease that expired is noticed by the reader that misses rows, as an error that says what to do.
+An offset says for each stream {"from", "seq", "asof", "lease"}: the batch has read [from, seq) as of ``asof``, under
+the lease of that name. So a batch is a pure function of its offset, and one that Spark runs again (after a crash, from
+its checkpoint) is the same again, although collection went on meanwhile: the lease keeps what it needs. Where it begins
+is part of the offset because Spark asks for the initial offset once more when it runs the first batch again, and
+"latest" is somewhere else by then.
+
+The driver holds one lease per stream, renews it while the query runs, moves it forward when Spark commits a batch, and
+leaves it when the query stops, so that a restart within ``leaseSeconds`` resumes it. A lease that expired is noticed by
+the reader that misses rows, as an error that says what to do.
 
 Ranges are split between tasks by number, and spread over the replicas of the nearest region; every task opens its own
 connection. Rows travel as Arrow record batches, filtered at the server.
@@ -142,7 +144,8 @@ def plan(start: Offset, end: Offset, min_partitions: int) -> list[Range]:
     """The tasks of a batch: nothing but the offsets decides."""
     wanted: list[tuple[StreamId, int, int]] = []
     for stream in sorted(end):
-        lo, hi = end[stream].get("from", start.get(stream, {}).get("seq", FIRST)), end[stream]["seq"]
+        before: int = start.get(stream, {}).get("seq", FIRST)
+        lo, hi = end[stream].get("from", before), end[stream]["seq"]
         if lo < hi:
             wanted.append((stream, lo, hi))
     total = sum([hi - lo for _, lo, hi in wanted])
