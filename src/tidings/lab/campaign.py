@@ -18,6 +18,7 @@ import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -25,6 +26,7 @@ from tidings.check import judge
 from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.span import Span
 from tidings.lab.desk import Desks
+from tidings.lab.keeper import Keeping
 from tidings.lab.ledger import digest
 from tidings.lab.seeds import HEAL, LONG, SECONDS, TTL, WAITS, Plan
 from tidings.protocols.client import ReadDone
@@ -66,6 +68,11 @@ GOALS = {
     "contradiction refused": "contradiction",
     "unsynced writes lost": "unsynced_lost",
     "read answered": "read_answered",
+    "lease granted": "lease_granted",
+    "lease renewed across fail-over": "lease_renewed_across_failover",
+    "lease kept a dead row readable": "lease_kept_dead_rows",
+    "lease expired": "lease_expired",
+    "AsofGone under an expired lease": "lease_gone",
     "change by an operator refused": "change_refused",
     "subscriber moved": "subscriber_moved",
     "subscriber given up": "subscriber_given_up",
@@ -101,13 +108,17 @@ def run_seed(seed: int) -> dict[str, Any]:
     seen = _Seen(deployment)
     world.observers.append(seen)
     desks = Desks(deployment, random.Random(f"desks/{seed}"), calm=plan.mood == "calm") if plan.desks else None
+    keeping = Keeping(deployment, plan.keeper) if plan.keeper else None
     simulate(deployment)
     violations = failures(deployment)
     if not violations:
         _demand(deployment, plan, events, hits, seen, desks)
+        if keeping is not None:
+            keeping.demand(partial(deployment.recorder.gauge, world.now))
     trace = deployment.recorder.trace()
     violations += judge(trace)
-    rare = {"read_answered": seen.answered, "full_restart": sum(event.kind == "region_stop" for event in events)}
+    kept = {} if keeping is None else keeping.reports
+    rare = kept | {"read_answered": seen.answered, "full_restart": sum(event.kind == "region_stop" for event in events)}
     return {
         "seed": seed,
         "mood": plan.mood,

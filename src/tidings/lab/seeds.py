@@ -69,6 +69,8 @@ class Plan:
         self.forge = self.mood == "swarm" and rng.random() < 0.25
         self.lies = Lies()
         self.desks = random.Random(f"desks/{seed}").random() < 0.4  # generators of their own: other seeds stay the same
+        keep = random.Random(f"keeper/{seed}")
+        self.keeper = keep.choice(self.scenario.regions).name if keep.random() < 0.5 else ""  # whose stream is leased
         self.operator = Operator(random.Random(f"operator/{seed}")) if self.mood == "swarm" else None
         self.aims = self._aims()
 
