@@ -15,7 +15,7 @@ before a kernel follows them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 import numba
@@ -37,6 +37,7 @@ MIN_SLOTS = 1 << 12
 ROW, WORD0, WORD1, LENGTH, WIDTH = range(5)  # words of an entry
 T_FIRST, T_COUNT, T_SEQS, T_PLACES, T_SHIFT, T_DEAD, T_ALIVE = range(7)  # columns of the table of `Chunks`
 ENTRIES, VACANT, ARENA = range(3)  # what is counted: entries in use, those without a row, bytes of long keys
+A_SLOTS, A_MASK, A_ENTRIES, A_ROOM, STATE = range(3, 8)  # beside the counts: where the arrays are, and how large
 ENTRY_BYTES = 8 * WIDTH
 INLINE = 16  # keys up to this length are compared as two words
 HIGH, LOW = -1 << 32, (1 << 32) - 1
@@ -240,6 +241,31 @@ def _replace(
 
 
 @_kernel
+def _replace_one(word0: int, word1: int, length: int, number: int, state: Words, seed: int) -> int:
+    """Enter one key of up to `INLINE` bytes; the number it replaces, -1 for none, -2 if there was no room."""
+    entry_base = state[A_ENTRIES]
+    h = _inline_hash(word0, word1, length, seed)
+    at = state[A_SLOTS] + 8 * _find(state[A_SLOTS], state[A_MASK], entry_base, 0, h, word0, word1, length)
+    slot = load64(at)
+    if slot != 0:
+        entry = entry_base + ENTRY_BYTES * ((slot & LOW) - 1)
+        previous = load64(entry)
+        state[VACANT] -= previous < 0
+        store64(entry, number)
+        return previous
+    if state[ENTRIES] == state[A_ROOM]:
+        return -2
+    entry = entry_base + ENTRY_BYTES * state[ENTRIES]
+    state[ENTRIES] += 1
+    store64(at, (h & HIGH) | state[ENTRIES])
+    store64(entry, number)
+    store64(entry + 8 * WORD0, word0)
+    store64(entry + 8 * WORD1, word1)
+    store64(entry + 8 * LENGTH, length)
+    return -1
+
+
+@_kernel
 def _restore(
     offsets: NDArray[np.int32],
     data: NDArray[np.uint8],
@@ -363,13 +389,14 @@ class KeyTable:
 
     def __init__(self, seed: int, expected: int) -> None:
         self._seed = np.int64(seed & 0x7FFFFFFFFFFFFFFF)
-        self._counts: Words = np.zeros(3, np.int64)
+        self._counts: Words = np.zeros(STATE, np.int64)
         slots = MIN_SLOTS
         while slots < 2 * expected:
             slots *= 2
         self._slots: Words = np.zeros(slots, np.int64)
         self._entries: Words = np.empty((slots // 2, WIDTH), np.int64)
         self._arena: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._counts[A_SLOTS:] = self._slots.ctypes.data, slots - 1, self._entries.ctypes.data, len(self._entries)
 
     def __len__(self) -> int:
         return int(self._counts[ENTRIES] - self._counts[VACANT])
@@ -392,6 +419,26 @@ class KeyTable:
             if done == len(numbers):
                 return previous
             self._grow(int(offsets[done + 1]) - int(offsets[done]))
+
+    def replace_few(self, keys: Sequence[bytes | None], first: int) -> list[int]:
+        """Enter keys numbered from ``first`` on, without making arrays of them."""
+        previous: list[int] = []
+        for number, key in enumerate(keys, first):
+            if key is None:
+                previous.append(-1)
+                continue
+            length = len(key)
+            if length > INLINE:
+                previous += self.replace(pa.array([key], pa.binary()), np.array([number])).tolist()
+                continue
+            word0 = int.from_bytes(key[:8], "little", signed=length >= 8)
+            word1 = int.from_bytes(key[-8:], "little", signed=True) if length >= 8 else 0
+            replaced = _replace_one(word0, word1, length, number, self._counts, self._seed)
+            if replaced < -1:
+                self._grow(length)
+                replaced = _replace_one(word0, word1, length, number, self._counts, self._seed)
+            previous.append(replaced)
+        return previous
 
     def restore(self, keys: pa.Array, previous: Seqs) -> None:
         """Undo the `replace` that returned these numbers."""

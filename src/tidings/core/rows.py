@@ -186,6 +186,11 @@ class ArrowRows:
         return self.batch.num_rows  # type: ignore[no-any-return]
 
     @property
+    def plain(self) -> bool:
+        """Whether there are no columns but those that every stream has."""
+        return self.batch.schema.equals(ROW_SCHEMA)  # type: ignore[no-any-return]
+
+    @property
     def nbytes(self) -> int:
         """Bytes on the wire: columns, explicit numbers, origins."""
         if self._nbytes < 0:
@@ -202,7 +207,7 @@ class ArrowRows:
     def numbers(self) -> Seqs:
         """Sequence numbers, ascending."""
         if self.seqs is None:
-            return np.arange(self.first, self.first + self.batch.num_rows, dtype=np.int64)
+            return np.arange(self.first, self.first + self.count, dtype=np.int64)
         return self.seqs
 
     @property
@@ -245,7 +250,7 @@ class ArrowRows:
             first, end = seqs.item(0), seqs.item(-1) + 1
             if end - first == stop - start:
                 seqs = None
-        return ArrowRows(seqs, batch, _narrowed(self.origins, first, end), first, content)
+        return ArrowRows(seqs, batch, narrowed_origins(self.origins, first, end), first, content)
 
     def take(self, keep: Mask | Seqs) -> ArrowRows:
         """The rows a mask keeps, or those at ascending positions."""
@@ -295,7 +300,7 @@ class ArrowRows:
         arrows = [part for part in parts if isinstance(part, ArrowRows)]
         if len(arrows) < len(parts):
             raise BadInput("counted and Arrow rows cannot be concatenated; use one kind per stream")
-        origins = _merged([origin for part in arrows for origin in part.origins])
+        origins = merged_origins([origin for part in arrows for origin in part.origins])
         content = None
         if all(part._content is not None for part in arrows):
             content = np.concatenate([part.content for part in arrows])
@@ -519,7 +524,7 @@ def _concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_tables(tables, promote_options="default").combine_chunks().to_batches()[0]
 
 
-def _narrowed(origins: tuple[Origin, ...], lo: int, hi: int) -> tuple[Origin, ...]:
+def narrowed_origins(origins: tuple[Origin, ...], lo: int, hi: int) -> tuple[Origin, ...]:
     """Origins cut to [lo, hi), both of which are the ends of surviving rows."""
     if len(origins) == 1:
         return (origins[0].narrow(lo, hi),)
@@ -536,7 +541,7 @@ def _surviving(origins: tuple[Origin, ...], seqs: Seqs) -> tuple[Origin, ...]:
     return tuple(out)
 
 
-def _merged(origins: list[Origin]) -> tuple[Origin, ...]:
+def merged_origins(origins: list[Origin]) -> tuple[Origin, ...]:
     """Neighbouring pieces of one published batch become one origin again."""
     out: list[Origin] = []
     for origin in origins:
