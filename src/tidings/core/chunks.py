@@ -363,6 +363,23 @@ class Chunks:
 
     def _rewrite(self, first: int, end: int, limit: int, low: int) -> None:
         """Make one chunk of several, without the rows below low or collected below limit."""
+        merged, dead = self._compiled(first, end, limit, low) or self._merged(first, end, limit, low)
+        alive = int(self._table[first:end, ALIVE].sum())
+        self.stored -= int(self._table[first:end, COUNT].sum()) - merged.count
+        self._splice(first, end, self._chunk(merged, dead) if merged.count else None, alive)
+
+    def _compiled(self, first: int, end: int, limit: int, low: int) -> tuple[ArrowRows, Seqs] | None:
+        """What the compiled rewriting makes of some chunks; None if it cannot."""
+        if self.index is None or not self.index.compiled:
+            return None
+        from tidings.core.rewriting import rewrite
+
+        chunks = [(rows, dead) for rows, dead, _, _ in self._chunks[first:end] if dead is not None]
+        assert len(chunks) == end - first, "rows of a stream with keys are marked"
+        return rewrite(chunks, limit, low)
+
+    def _merged(self, first: int, end: int, limit: int, low: int) -> tuple[ArrowRows, Seqs | None]:
+        """Likewise with Arrow."""
         parts: list[ArrowRows] = []
         deads: list[Seqs | None] = []
         for rows, dead, _, _ in self._chunks[first:end]:
@@ -370,20 +387,18 @@ class Chunks:
                 parts.append(rows)
                 deads.append(dead)
                 continue
-            keep = np.ones(rows.count, np.bool_) if dead is None else dead >= limit
+            keep = np.arange(rows.count) if dead is None else np.flatnonzero(dead >= limit)
             if rows.first < low:
-                keep &= rows.numbers >= low
+                keep = keep[rows.numbers.take(keep) >= low]
             parts.append(rows.take(keep))
-            deads.append(None if dead is None else dead[keep])
-        alive = int(self._table[first:end, ALIVE].sum())
+            deads.append(None if dead is None else dead.take(keep))
         merged = parts[0].concat(parts[1:])
-        self.stored -= int(self._table[first:end, COUNT].sum()) - merged.count
         assert isinstance(merged, ArrowRows)
         dead = None
         if any(one is not None for one in deads):
             pairs = zip(parts, deads, strict=True)
             dead = np.concatenate([np.full(part.count, NEVER) if one is None else one for part, one in pairs])
-        self._splice(first, end, self._chunk(merged, dead) if merged.count else None, alive)
+        return merged, dead
 
     def _chunk(self, rows: ArrowRows, dead: Seqs | None) -> Chunk:
         """A chunk with what the compiled kernel needs to search it quickly."""

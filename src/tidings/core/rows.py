@@ -172,6 +172,11 @@ class ArrowRows:
         """Rows numbered lo, lo + 1, ..."""
         return cls(None, batch, origins, lo)
 
+    @classmethod
+    def numbered(cls, seqs: Seqs, batch: pa.RecordBatch, origins: tuple[Origin, ...]) -> ArrowRows:
+        """Rows with these numbers, which ascend."""
+        return _rows(seqs, batch, origins, None)
+
     def renumbered(self, lo: int, origins: tuple[Origin, ...]) -> ArrowRows:
         """The same rows as a dense run from ``lo`` on; what is known of their content stays known."""
         rows = ArrowRows(None, self.batch, origins, lo, self._content)
@@ -255,11 +260,11 @@ class ArrowRows:
     def take(self, keep: Mask | Seqs) -> ArrowRows:
         """The rows a mask keeps, or those at ascending positions."""
         at = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
-        if len(at) == self.batch.num_rows:
+        if len(at) == self.count:
             return self
         seqs = self.numbers[at]
         content = None if self._content is None else self._content[at]
-        return _rows(seqs, _tidied(self.batch.take(pa.array(at))), _surviving(self.origins, seqs), content)
+        return _rows(seqs, _tidied(self.batch.take(pa.array(at))), surviving_origins(self.origins, seqs), content)
 
     def is_subset(self, other: Rows) -> bool:
         """Whether each row is, number and content, a row of the other."""
@@ -531,14 +536,17 @@ def narrowed_origins(origins: tuple[Origin, ...], lo: int, hi: int) -> tuple[Ori
     return tuple([origin.narrow(lo, hi) for origin in origins if origin.lo < hi and origin.hi > lo])
 
 
-def _surviving(origins: tuple[Origin, ...], seqs: Seqs) -> tuple[Origin, ...]:
+def surviving_origins(origins: tuple[Origin, ...], seqs: Seqs) -> tuple[Origin, ...]:
     """Origins tightened to the rows that are left."""
-    out: list[Origin] = []
-    for origin in origins:
-        start, stop = seqs.searchsorted((origin.lo, origin.hi)).tolist()
-        if start < stop:
-            out.append(origin.narrow(seqs.item(start), seqs.item(stop - 1) + 1))
-    return tuple(out)
+    if not origins or not len(seqs):
+        return ()
+    ends = np.array([(origin.lo, origin.hi) for origin in origins])
+    starts, stops = seqs.searchsorted(ends[:, 0]), seqs.searchsorted(ends[:, 1])
+    there = starts < stops
+    lows = seqs[np.where(there, starts, 0)].tolist()
+    highs = seqs[np.where(there, stops - 1, 0)].tolist()
+    parts = zip(origins, there.tolist(), lows, highs, strict=True)
+    return tuple([origin.narrow(low, high + 1) for origin, left, low, high in parts if left])
 
 
 def merged_origins(origins: list[Origin]) -> tuple[Origin, ...]:
