@@ -157,9 +157,6 @@ class Chunks:
             raise BadInput("counted rows do not go with Arrow rows; use one kind per stream")
         if self.index is None:
             return None
-        if isinstance(rows, ListedRows) and rows.count <= FEW:
-            few = self.index.replace_few(rows.keys or [None] * rows.count, rows.first)
-            return Claim(rows, np.array(few, dtype=np.int64))
         return Claim(rows, self.index.replace(rows.batch.column(COLUMN_KEY), rows.numbers))
 
     def unclaim(self, claim: Claim | None) -> None:
@@ -172,22 +169,34 @@ class Chunks:
         rows = span.rows
         if not isinstance(rows, ArrowRows) or not rows.count:
             return
-        if isinstance(rows, ListedRows) and rows.count <= FEW:
-            self._extend_tail(rows)
+        self._settle()
+        if rows.count <= 2 * CHUNK_ROWS:
+            self._push(rows)
         else:
-            self._settle()
-            if rows.count <= 2 * CHUNK_ROWS:
-                self._push(rows)
-            else:
-                numbers = rows.numbers
-                for start in range(0, rows.count, CHUNK_ROWS):
-                    self._push(rows.slice(int(numbers[start]), int(numbers[start : start + CHUNK_ROWS][-1]) + 1))
+            numbers = rows.numbers
+            for start in range(0, rows.count, CHUNK_ROWS):
+                self._push(rows.slice(int(numbers[start]), int(numbers[start : start + CHUNK_ROWS][-1]) + 1))
         self.live += rows.count
         self.stored += rows.count
         if claim is not None:
             self._mark(claim, low)
+        self._gather()
+
+    def _gather(self) -> None:
+        """Make one of the small chunks at the end once they are many."""
         if self._small >= SMALL_RUN:
             self._rewrite(len(self._chunks) - self._small, len(self._chunks), 0, 0)
+
+    def append_few(self, rows: ListedRows, low: int) -> None:
+        """Claim the keys of a few rows, store them above all others and mark what they collect."""
+        if rows.count > FEW:
+            self.append(Span.of("", rows.first, rows), self.claim(rows), low)
+            return
+        self._extend_tail(rows)
+        self.live += rows.count
+        self.stored += rows.count
+        if self.index is not None and rows.keys is not None:
+            self._count_killed(*self._mark_few(self.index.replace_few(rows.keys, rows.first), rows.first, low))
 
     def _extend_tail(self, rows: ListedRows) -> None:
         tail = self._tail
@@ -210,6 +219,7 @@ class Chunks:
         if rows.count >= SMALL_ROWS:
             rows = ArrowRows.dense(rows.first, rows.batch, rows.origins)
         self._push(rows, None if self.index is None else np.array(tail.dead, dtype=np.int64), tail.killed)
+        self._gather()
 
     def sink(self, old: int, low: int, killer: int) -> None:
         """Count the rows in [old, low) as collected; the caller remembers by which number."""
@@ -446,33 +456,48 @@ class Chunks:
         A row at or above low that the index names is stored and alive: nothing but its key could have collected it.
         """
         assert self.index is not None
-        if self.index.compiled and not self._tail.payloads:
+        if self.index.compiled:
             killed, last = self.index.mark(self._table[: len(self._chunks)], claim.numbers, claim.previous, low)
         else:
             killed, last = self._mark_small(claim, low)
+        self._count_killed(killed, last)
+
+    def _count_killed(self, killed: int, last: int) -> None:
         self.live -= killed
-        self.last_kill = max(self.last_kill, last)
+        if last > self.last_kill:
+            self.last_kill = last
 
     def _mark_small(self, claim: Claim, low: int) -> tuple[int, int]:
         killed = last = 0
-        losses: dict[int, int] = {}
-        tail = self._tail
         for victim, killer in zip(claim.previous.tolist(), claim.numbers.tolist(), strict=True):
             if victim >= low:
+                self._mark_one(victim, killer)
                 killed += 1
                 last = killer
-                if victim >= tail.first:
-                    tail.dead[victim - tail.first] = killer
-                    tail.killed += 1
-                    continue
-                at = bisect_right(self._firsts, victim) - 1
-                rows, dead, _, _ = self._chunks[at]
-                assert dead is not None
-                dead[victim - rows.first if rows.seqs is None else rows.seqs.searchsorted(victim)] = killer
-                losses[at] = losses.get(at, 0) + 1
-        for at, lost in losses.items():
-            self._table[at, ALIVE] -= lost
         return killed, last
+
+    def _mark_few(self, victims: list[int], first: int, low: int) -> tuple[int, int]:
+        """Likewise for the rows from ``first`` on, which are in the tail as many of their victims are."""
+        killed = last = 0
+        tail = self._tail
+        for killer, victim in enumerate(victims, first):
+            if victim >= tail.first and victim >= low:
+                tail.dead[victim - tail.first] = killer
+                tail.killed += 1
+            elif victim >= low:
+                self._mark_one(victim, killer)
+            else:
+                continue
+            killed += 1
+            last = killer
+        return killed, last
+
+    def _mark_one(self, victim: int, killer: int) -> None:
+        at = bisect_right(self._firsts, victim) - 1
+        rows, dead, _, _ = self._chunks[at]
+        assert dead is not None
+        dead[victim - rows.first if rows.seqs is None else rows.seqs.searchsorted(victim)] = killer
+        self._table[at, ALIVE] -= 1
 
 
 def _described(chunk: Chunk, alive: int) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ class ListedRows(ArrowRows):
     ) -> None:
         self.keys = None if keys is None or keys.count(None) == len(keys) else keys
         self.payloads = payloads
+        self.count = len(payloads)
         self.first = first
         self.origins = origins
         self.seqs = None
@@ -36,10 +37,6 @@ class ListedRows(ArrowRows):
         self._batch: pa.RecordBatch | None = None
         self._content = None
         self._nbytes = self._hash_sum = -1
-
-    @property
-    def count(self) -> int:
-        return len(self.payloads)
 
     @property
     def batch(self) -> pa.RecordBatch:

@@ -148,7 +148,7 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
 class ArrowRows:
     """Rows as an Arrow record batch. ``seqs`` is None while the rows are dense from ``first`` on."""
 
-    __slots__ = ("_content", "_hash_sum", "_nbytes", "batch", "first", "origins", "seqs", "wire")
+    __slots__ = ("_content", "_hash_sum", "_nbytes", "batch", "count", "first", "origins", "seqs", "wire")
 
     def __init__(
         self,
@@ -160,6 +160,7 @@ class ArrowRows:
     ) -> None:
         self.seqs = seqs
         self.batch = batch
+        self.count: int = batch.num_rows
         self.origins = origins
         self.first = first
         self._content = content
@@ -185,10 +186,6 @@ class ArrowRows:
             if self._nbytes >= 0:
                 rows._nbytes = self._nbytes + ORIGIN_BYTES * (len(origins) - len(self.origins))
         return rows
-
-    @property
-    def count(self) -> int:
-        return self.batch.num_rows  # type: ignore[no-any-return]
 
     @property
     def plain(self) -> bool:
@@ -232,11 +229,11 @@ class ArrowRows:
     @property
     def digest(self) -> bytes:
         """Equal rows have equal digests, in every run and process."""
-        return _ARROW_DIGEST.pack(self.batch.num_rows, self.hash_sum) if self.batch.num_rows else b""
+        return _ARROW_DIGEST.pack(self.count, self.hash_sum) if self.count else b""
 
     def slice(self, lo: int, hi: int) -> ArrowRows:
         """The rows with numbers in [lo, hi)."""
-        count: int = self.batch.num_rows
+        count = self.count
         if self.seqs is None:
             start = lo - self.first if lo > self.first else 0
             stop = min(hi - self.first, count)

@@ -78,13 +78,9 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     backoff: float = 0.05  # the first pause; a restarted process is back in about that
     backoff_max: float = 2.0  # the longest; above it a healed network would look broken
     steady: float = 5.0  # a connection that lived so long was no failure: the next pause is the first again
-    forsaken: float = (
-        60.0  # seconds in which a node is not reached and nobody wants to: then the link to it is given up
-    )
+    forsaken: float = 60.0  # seconds without reaching a node or wanting to, after which the link to it ends
     silence_ms: int = 15_000  # unacknowledged data for so long: the kernel gives the connection up
-    peers: int = (
-        20_000  # connections at a time, and links; ours: about half a core at two small messages per second each
-    )
+    peers: int = 20_000  # connections at a time, links too; ours: half a core at two small messages per second each
     strangers: int = 1_024  # of them, those that have not said hello
 
 
