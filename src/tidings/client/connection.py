@@ -49,7 +49,7 @@ from tidings.core.filters import conform, parse, parse_attributes
 from tidings.core.gc import GcPolicy
 from tidings.core.ids import FIRST, NodeId, RegionId, StreamId
 from tidings.core.predicates import Predicate
-from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, before_rows, where_rows
+from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, before_rows, data_kinds, no_befores, where_rows
 from tidings.net.host import PEER, Host
 from tidings.net.names import ADDRESSES, make_id
 from tidings.protocols.catalog import (
@@ -733,9 +733,9 @@ def batches_of(definition: StreamDef, table: pa.Table | pa.RecordBatch) -> list[
     names = table.schema.names
     attributes = conform(table, parse_attributes(definition.attrs))
     columns: list[pa.Array] = [
-        pa.array(np.zeros(count, np.uint8)),
+        data_kinds(count),
         *[_bytes_column(definition.name, table, name) for name in ("key", "payload")],
-        pa.nulls(count, pa.int64()),
+        no_befores(count),
     ]
     schema = ROW_SCHEMA
     for name, column in attributes.items():

@@ -521,7 +521,7 @@ class Proxy:
 
     def _rows_fit(self, stream: StreamDef, rows: ArrowRows) -> bool:
         """Whether the columns are those that every stream has and some of its attributes, and its predicates final."""
-        if rows.batch.schema.equals(ROW_SCHEMA):
+        if rows.plain:
             return True
         declared = {name: ARROW[kind] for name, kind in parse_attributes(stream.attrs).items()} | {WHERE: pa.string()}
         base, extra = list(rows.batch.schema)[: len(ROW_SCHEMA)], list(rows.batch.schema)[len(ROW_SCHEMA) :]
