@@ -62,6 +62,10 @@ GOALS = {
     "contradiction refused": "contradiction",
     "unsynced writes lost": "unsynced_lost",
     "read answered": "read_answered",
+    "sink batch committed": "sink_committed",
+    "sink commit answered again after fail-over": "sink_again_across_failover",
+    "sink aborted after its commit": "sink_abort_too_late",
+    "staged data expired": "sink_expired",
 }
 """What must have happened, and the counter that says it did."""
 
@@ -77,7 +81,9 @@ def run_seed(seed: int) -> dict[str, Any]:
     """Simulate one seed and judge it."""
     plan = Plan(seed)
     began = time.perf_counter()
-    deployment = Deployment(plan.scenario, seed, chain=plan.chain, publish=plan.publish, trace=False)
+    deployment = Deployment(
+        plan.scenario, seed, chain=plan.chain, publish=plan.publish, sinks=plan.sinks, sinking=plan.sinking, trace=False
+    )
     world = deployment.world
     events, hits = plan.break_things(deployment)
     seen = _Seen(deployment)
@@ -188,6 +194,8 @@ def _demand(deployment: Deployment, plan: Plan, events: list[FaultEvent], hits: 
         assert publisher is not None
         if not publisher.failed:
             note(node, "unanswered_batches", len(publisher.inflight) + len(publisher.queue), 0)
+    for node in deployment.sinks:
+        note(node, "unanswered_sink_requests", 0 if deployment.sink(node).idle else 1, 0)
     note("publishers", "repacked", reports.get("publisher_repacked", 0), 0)
     note("publishers", "fenced", reports.get("publisher_fenced", 0), int(plan.twin))
     if plan.publish.ttl == TTL:
