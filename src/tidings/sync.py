@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
@@ -25,8 +25,11 @@ from tidings.client import connection
 from tidings.client.errors import Closed, Full
 from tidings.client.events import Ack, Event, Reason, Rows, StreamInfo
 from tidings.client.packing import PENDING, Attrs
+from tidings.client.sinks import Part as AsyncPart
+from tidings.client.sinks import Sink as AsyncSink
 from tidings.client.subscription import Subscription as AsyncSubscription
 from tidings.net.loop import loop_factory
+from tidings.protocols.sinks import Attempt
 
 T = TypeVar("T")
 
@@ -195,6 +198,10 @@ class Connection:
         """Events of one or several streams; options as for the asynchronous `subscribe`."""
         return Subscription(self, self._async.subscribe(stream, *more, **options))
 
+    def sink(self, stream: str, **options: Any) -> Sink:
+        """One batch of a writer; options as for the asynchronous `sink`."""
+        return Sink(self, self._async.sink(stream, **options))
+
     def why(self, stream: str, seq: int) -> Reason:
         """What has become of a number."""
         return self._call(self._async.why(stream, seq))
@@ -232,6 +239,42 @@ class Connection:
     def client_id(self) -> str:
         """The id it publishes under."""
         return self._async.client_id
+
+
+class Sink:
+    """One batch of a writer, for blocking code."""
+
+    def __init__(self, connection: Connection, sink: AsyncSink) -> None:
+        self._connection = connection
+        self._sink = sink
+
+    def part(self, partition: int) -> Part:
+        """A new attempt at one partition."""
+        return Part(self._connection, self._sink.part(partition))
+
+    def commit(self, parts: Sequence[Attempt]) -> Ack | None:
+        """Publish what these parts have staged."""
+        return self._connection._call(self._sink.commit(parts))
+
+    def abort(self) -> None:
+        """Drop what this run has staged."""
+        self._connection._call(self._sink.abort())
+
+
+class Part:
+    """One attempt at a partition, for blocking code."""
+
+    def __init__(self, connection: Connection, part: AsyncPart) -> None:
+        self._connection = connection
+        self._part = part
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        """Stage rows."""
+        self._connection._call(self._part.put(batch))
+
+    def finish(self) -> Attempt:
+        """Wait until everything is staged."""
+        return self._connection._call(self._part.finish())
 
 
 class Subscription:

@@ -37,8 +37,20 @@ from tidings.client.errors import (
 )
 from tidings.client.events import Ack, Reason, StreamInfo
 from tidings.client.fabric import Heard
-from tidings.client.machine import Answered, Ask, Broken, ClientMachine, Drop, MachineSettings, Open, Submit
+from tidings.client.machine import (
+    Answered,
+    Ask,
+    Broken,
+    ClientMachine,
+    Drop,
+    DropSinking,
+    MachineSettings,
+    Open,
+    Sinking,
+    Submit,
+)
 from tidings.client.packing import CHUNK, CHUNK_BYTES, MAX_PAYLOAD, SHORT, Attrs, Lane, Packer
+from tidings.client.sinks import Sink, make_batch
 from tidings.client.subscription import Subscription
 from tidings.client.url import parse_url
 from tidings.core.errors import BadInput
@@ -62,6 +74,7 @@ from tidings.protocols.catalog import (
 )
 from tidings.protocols.kernel import Command, Message
 from tidings.protocols.publishing import Acked, Refused
+from tidings.protocols.sinks import Request, SinkAnswered
 from tidings.protocols.subscriptions import EARLIEST, LATEST, Ended, Fed, Lost, Saved
 
 TIMEOUT = 10.0  # seconds to find the cluster, and to make posted events durable at the end; ours
@@ -135,6 +148,7 @@ class Connection:
             Saved: self._on_saved,
             Ended: self._on_ended,
             Answered: self._on_answered,
+            SinkAnswered: self._on_sink_answered,
             Description: self._on_described,
         }
 
@@ -334,6 +348,43 @@ class Connection:
 
     def _submit(self, region: RegionId, stream: StreamId, rows: Rows, tag: int) -> None:
         self._host.command(Submit(region, stream, rows, tag))
+
+    # --- sinks ----------------------------------------------------------------------------------------------
+
+    def sink(
+        self,
+        stream: StreamId,
+        *,
+        writer: str,
+        query: str,
+        batch: int,
+        run: int | None = None,
+        once: bool = False,
+        reset: bool = False,
+    ) -> Sink:
+        """One batch of a writer, to be staged in parts and committed once; see `client/sinks.py`.
+
+        ``query`` says what the batch numbers mean: of one writer only one query may go on, unless another says
+        ``reset``. ``once``: the query is this batch alone. Who works on the same run names the same ``run``.
+        """
+        self._alive()
+        of = make_batch(stream, writer, query, batch, run=run, once=once, reset=reset)
+        return Sink(of, self._ask_owner, self._split)
+
+    async def _ask_owner(self, stream: StreamId, request: Request) -> Message:
+        region = (await self._known(stream)).region
+        future: asyncio.Future[Message] = self._loop.create_future()
+        self._answers[request.nonce] = future
+        try:
+            self._host.command(Sinking(region, request))
+            return await future
+        finally:
+            del self._answers[request.nonce]
+            if not future.done() or future.cancelled():
+                self._host.command(DropSinking(region, request.nonce))
+
+    async def _split(self, stream: StreamId, table: pa.Table, rows: int, nbytes: int) -> list[Rows]:
+        return batches_of(await self._known(stream), table, rows, nbytes)
 
     # --- subscribing --------------------------------------------------------------------------------------
 
@@ -552,6 +603,9 @@ class Connection:
         if future is not None and not future.done():
             future.set_result(item.message)
 
+    def _on_sink_answered(self, item: SinkAnswered) -> None:
+        self._on_answered(Answered(item.request.nonce, item.answer))
+
     def _on_described(self, item: Description) -> None:
         if self._described is not None and not self._described.done():
             self._described.set_result(None)
@@ -612,7 +666,9 @@ def _position(start: Start) -> int:
     raise BadInput(f"start={start!r}: it is 'earliest', 'latest' or a number from {FIRST} on")
 
 
-def batches_of(definition: StreamDef, table: pa.Table | pa.RecordBatch) -> list[Rows]:
+def batches_of(
+    definition: StreamDef, table: pa.Table | pa.RecordBatch, most_rows: int = TABLE_ROWS, most_bytes: int = TABLE_BYTES
+) -> list[Rows]:
     """A table as batches of rows that fit a stream, no value copied that fits already; raises `BadInput`."""
     count = table.num_rows
     names = table.schema.names
@@ -628,7 +684,7 @@ def batches_of(definition: StreamDef, table: pa.Table | pa.RecordBatch) -> list[
             schema = schema.append(pa.field(name, column.type))
             columns.append(column)
     whole = pa.RecordBatch.from_arrays(columns, schema=schema)
-    size = max(1, min(TABLE_ROWS, int(count * TABLE_BYTES / max(whole.nbytes, 1))))
+    size = max(1, min(most_rows, int(count * most_bytes / max(whole.nbytes, 1))))
     return [ArrowRows.dense(FIRST, whole.slice(at, size)) for at in range(0, count, size)]
 
 

@@ -192,7 +192,8 @@ def _sinks(plan: Plan) -> tuple[tuple[SinkPlan, ...], SinkSettings]:
     ]
     if plan.mood == "calm":  # nor are they in anybody's way
         return tuple(sinks), SinkSettings()
-    return tuple(sinks), SinkSettings(ttl=rng.choice([2.0, TTL]), parts=rng.choice([1, 2]), ahead=rng.choice([1, 4]))
+    ttl, parts, ahead = rng.choice([2.0, TTL]), rng.choice([1, 2]), rng.choice([1, 4])
+    return tuple(sinks), SinkSettings(ttl=ttl, parts=parts, ahead=ahead, retry=0.3)
 
 
 # --- aimed faults -----------------------------------------------------------------------------------------
