@@ -198,9 +198,9 @@ class Connection:
         """Events of one or several streams; options as for the asynchronous `subscribe`."""
         return Subscription(self, self._async.subscribe(stream, *more, **options))
 
-    def sink(self, stream: str, **options: Any) -> Sink:
-        """One batch of a writer; options as for the asynchronous `sink`."""
-        return Sink(self, self._async.sink(stream, **options))
+    def sink(self, stream: str, *, timeout: float | None = None, **options: Any) -> Sink:
+        """One batch of a writer; options as for the asynchronous `sink`. A call that takes longer is given up."""
+        return Sink(self, self._async.sink(stream, **options), timeout)
 
     def why(self, stream: str, seq: int) -> Reason:
         """What has become of a number."""
@@ -244,37 +244,39 @@ class Connection:
 class Sink:
     """One batch of a writer, for blocking code."""
 
-    def __init__(self, connection: Connection, sink: AsyncSink) -> None:
+    def __init__(self, connection: Connection, sink: AsyncSink, timeout: float | None) -> None:
         self._connection = connection
         self._sink = sink
+        self._timeout = timeout
 
     def part(self, partition: int) -> Part:
         """A new attempt at one partition."""
-        return Part(self._connection, self._sink.part(partition))
+        return Part(self._connection, self._sink.part(partition), self._timeout)
 
     def commit(self, parts: Sequence[Attempt]) -> Ack | None:
         """Publish what these parts have staged."""
-        return self._connection._call(self._sink.commit(parts))
+        return self._connection._call(self._sink.commit(parts), self._timeout)
 
     def abort(self) -> None:
         """Drop what this run has staged."""
-        self._connection._call(self._sink.abort())
+        self._connection._call(self._sink.abort(), self._timeout)
 
 
 class Part:
     """One attempt at a partition, for blocking code."""
 
-    def __init__(self, connection: Connection, part: AsyncPart) -> None:
+    def __init__(self, connection: Connection, part: AsyncPart, timeout: float | None) -> None:
         self._connection = connection
         self._part = part
+        self._timeout = timeout
 
     def put(self, batch: pa.RecordBatch) -> None:
         """Stage rows."""
-        self._connection._call(self._part.put(batch))
+        self._connection._call(self._part.put(batch), self._timeout)
 
     def finish(self) -> Attempt:
         """Wait until everything is staged."""
-        return self._connection._call(self._part.finish())
+        return self._connection._call(self._part.finish(), self._timeout)
 
 
 class Subscription:

@@ -580,7 +580,7 @@ SINKS = (
         "sink-abort-undoes",
         "protocols.sinks",
         'return Step(answers=[(src, answer, 0)], reports=["sink_abort_too_late"])',
-        "self.entries.pop((of.writer, of.stream))\n            return Step(answers=[(src, answer, 0)])",
+        "self.entries.pop(of.key)\n            return Step(answers=[(src, answer, 0)])",
         "an abort after the commit forgets that there was one",
     ),
     Mutant(
@@ -610,13 +610,6 @@ SINKS = (
         "return stream in self.moving",
         "return False",
         "others are numbered in the middle of a batch that takes several records",
-    ),
-    Mutant(
-        "sink-run-mixed-up",
-        "protocols.sinks",
-        "return (a.query, a.batch, a.run) == (b.query, b.batch, b.run)",
-        "return a.writer == b.writer",
-        "what another run has staged is kept beside the rows of this one",
     ),
 )
 

@@ -80,12 +80,18 @@ class SinkBatch(Value, frozen=True, gc=False):
         return self.writer, self.stream, self.query if self.once else ""
 
     @property
+    def key(self) -> Key:
+        """Under which it is remembered: jobs apart from queries of the same name."""
+        return self.writer, self.stream, self.once
+
+    @property
     def publisher(self) -> str:
         """The name its events carry; no client's id has a slash."""
         return f"{self.writer}/{self.query}"
 
 
 Owner: TypeAlias = tuple[str, StreamId, str]
+Key: TypeAlias = tuple[str, StreamId, bool]
 
 
 class Attempt(Value, frozen=True, gc=False):
@@ -233,6 +239,7 @@ class SinkEntry(Value, frozen=True, gc=False):
 
 _NOTE = msgspec.msgpack.Decoder(Note)
 _ENTRY = msgspec.msgpack.Decoder(SinkEntry)
+_KEY = msgspec.msgpack.Decoder(tuple[str, str, bool])
 
 
 # --- the head's end --------------------------------------------------------------------------------------------
@@ -262,7 +269,7 @@ class Moving:
 
     __slots__ = ("key", "owed", "under_way")
 
-    def __init__(self, key: tuple[str, StreamId]) -> None:
+    def __init__(self, key: Key) -> None:
         self.key = key
         self.owed: dict[tuple[NodeId, int], bool] = {}  # who waits for the end of it, under which nonce; again?
         self.under_way: deque[Lsn] = deque()
@@ -290,7 +297,7 @@ class Sinks:
         self.region = region
         self.tick = tick
         self.settings = settings
-        self.entries: dict[tuple[str, StreamId], SinkEntry] = {}
+        self.entries: dict[Key, SinkEntry] = {}
         self.stagings: dict[Owner, Staging] = {}
         self.dead: list[Chunk] = []  # dropped, not collected yet
         self.held = 0  # bytes staged, dropped ones included
@@ -313,8 +320,7 @@ class Sinks:
         self.held = sum([chunk.nbytes for chunk in self.dead])
         self.held += sum([staging.nbytes for staging in self.stagings.values()])
         for key, payload in _pairs(entries):
-            writer, stream = msgspec.msgpack.decode(key, type=tuple[str, str])
-            self.entries[writer, stream] = _ENTRY.decode(payload)
+            self.entries[_KEY.decode(key)] = _ENTRY.decode(payload)
         for known, entry in self.entries.items():
             if entry.left:
                 self.moving[known[1]] = Moving(known)
@@ -368,8 +374,7 @@ class Sinks:
         verdict = self.judge(of)
         moving = self.moving.get(of.stream)
         if isinstance(verdict, Past):
-            key = (of.writer, of.stream)
-            if moving is not None and moving.key == key and self.entries[key].recent[-1] == verdict:
+            if moving is not None and moving.key == of.key and self.entries[of.key].recent[-1] == verdict:
                 moving.owed.setdefault((src, nonce), True)
                 return Step(reports=["sink_again"])
             answer = BatchCommitted(nonce, verdict.lo, verdict.hi, again=True)
@@ -385,11 +390,11 @@ class Sinks:
             return Step(reports=["sink_waits"])  # a new head has not committed all that the one before it wrote
         lo, rows = self.log.ends[of.stream], sum([chunk.hi - chunk.lo for chunk in chunks])
         past = Past(of.query, of.batch, lo, lo + rows, self.log.last + 1)
-        old = self.entries.get((of.writer, of.stream)) if of.once else None
+        old = self.entries.get(of.key) if of.once else None
         recent = (*(old.recent if old else ()), past)[-self.settings.runs :]
         left = tuple([(chunk.slot, chunk.lo, chunk.hi) for chunk in chunks])
-        self.entries[of.writer, of.stream] = SinkEntry(recent, of.owner, left)
-        self.moving[of.stream] = Moving((of.writer, of.stream))
+        self.entries[of.key] = SinkEntry(recent, of.owner, left)
+        self.moving[of.stream] = Moving(of.key)
         self.moving[of.stream].owed[src, nonce] = False
         step = self._move(now, of.stream)
         step.reports.append("sink_committed")
@@ -409,7 +414,7 @@ class Sinks:
 
     def judge(self, of: SinkBatch) -> Past | str:
         """The range of a batch that was committed before, the code to refuse it with, or "" if it is new."""
-        entry = self.entries.get((of.writer, of.stream))
+        entry = self.entries.get(of.key)
         if entry is None:
             return "" if len(self.entries) < self.settings.writers else "crowded"
         for past in reversed(entry.recent):
@@ -460,7 +465,7 @@ class Sinks:
         return Step(answers=[(src, SinkRefused(nonce, code, self._why(code, of)), 0)], reports=[f"sink_{code}"])
 
     def _why(self, code: str, of: SinkBatch) -> str:
-        entry = self.entries.get((of.writer, of.stream))
+        entry = self.entries.get(of.key)
         last = entry.recent[-1] if entry else Past("", 0, 0, 0, 0)
         who = f"{of.stream}: writer {of.writer!r}"
         match code:
@@ -595,7 +600,7 @@ class Sinks:
     def _noted(self, note: Note, now: Time) -> Span:
         return self._row(STAGES, b"", msgspec.msgpack.encode(note), now)
 
-    def _entered(self, key: tuple[str, StreamId], entry: SinkEntry, now: Time) -> Span:
+    def _entered(self, key: Key, entry: SinkEntry, now: Time) -> Span:
         return self._row(SINKS, msgspec.msgpack.encode(key), msgspec.msgpack.encode(entry), now)
 
     def _row(self, stream: StreamId, key: bytes, payload: bytes, now: Time) -> Span:
