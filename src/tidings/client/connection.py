@@ -21,6 +21,7 @@ from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -37,6 +38,7 @@ from tidings.client.errors import (
 )
 from tidings.client.events import Ack, Reason, StreamInfo
 from tidings.client.fabric import Heard
+from tidings.client.leasing import Lease
 from tidings.client.machine import (
     Answered,
     Ask,
@@ -44,12 +46,14 @@ from tidings.client.machine import (
     ClientMachine,
     Drop,
     DropSinking,
+    LetGo,
     MachineSettings,
     Open,
     Sinking,
     Submit,
 )
 from tidings.client.packing import CHUNK, CHUNK_BYTES, MAX_PAYLOAD, SHORT, Attrs, Lane, Packer
+from tidings.client.reading import Reading
 from tidings.client.sinks import Sink, make_batch
 from tidings.client.subscription import Subscription
 from tidings.client.url import parse_url
@@ -70,11 +74,15 @@ from tidings.protocols.catalog import (
     NotDefined,
     Operation,
     StreamDef,
+    StreamState,
     Why,
 )
 from tidings.protocols.kernel import Command, Message
+from tidings.protocols.leases import BYTES, TTL, Dropped, Granted
+from tidings.protocols.leases import Lease as Request
 from tidings.protocols.publishing import Acked, Refused
-from tidings.protocols.sinks import Request, SinkAnswered
+from tidings.protocols.sinks import Request as SinkRequest
+from tidings.protocols.sinks import SinkAnswered
 from tidings.protocols.subscriptions import EARLIEST, LATEST, Ended, Fed, Lost, Saved
 
 TIMEOUT = 10.0  # seconds to find the cluster, and to make posted events durable at the end; ours
@@ -136,6 +144,7 @@ class Connection:
         self._answers: dict[int, asyncio.Future[Message]] = {}
         self._subscriptions: dict[int, Subscription] = {}
         self._durable: set[int] = set()
+        self._leases: dict[str, Lease] = {}
         self._last_id = 0
         self._lanes: dict[StreamId, Lane] = {}
         self._reporter: asyncio.TimerHandle | None = None
@@ -146,6 +155,8 @@ class Connection:
             Refused: self._on_refused,
             Broken: self._on_broken,
             Saved: self._on_saved,
+            Granted: self._on_granted,
+            Dropped: self._on_dropped,
             Ended: self._on_ended,
             Answered: self._on_answered,
             SinkAnswered: self._on_sink_answered,
@@ -240,6 +251,8 @@ class Connection:
     def command(self, command: Command) -> None:
         """Tell the machine."""
         self._host.command(command)
+        if isinstance(command, LetGo):
+            self._leases.pop(command.name, None)
 
     @property
     def region(self) -> RegionId:
@@ -371,7 +384,7 @@ class Connection:
         of = make_batch(stream, writer, query, batch, run=run, once=once, reset=reset)
         return Sink(of, self._ask_owner, self._split)
 
-    async def _ask_owner(self, stream: StreamId, request: Request) -> Message:
+    async def _ask_owner(self, stream: StreamId, request: SinkRequest) -> Message:
         region = (await self._known(stream)).region
         future: asyncio.Future[Message] = self._loop.create_future()
         self._answers[request.nonce] = future
@@ -422,9 +435,82 @@ class Connection:
         for stream in streams:
             self._last_id += 1
             opens.append(Open(self._last_id, stream, lo, where, name, holder))
+        return await self._enter(opens)
+
+    def read(
+        self,
+        stream: StreamId,
+        lo: int,
+        hi: int,
+        *,
+        asof: int | None = None,
+        where: str | None = None,
+        replica: int | None = None,
+    ) -> Reading:
+        """Exactly the rows of [lo, hi) that survive collection by the events below ``asof`` (default: ``hi``).
+
+        The same from every replica; ``replica`` says which of the region to begin with. What is not there yet is
+        waited for; what nobody remembers as of that number is `AsofGone`, and a lease keeps it from happening.
+        """
+        if not FIRST <= lo < hi:
+            raise BadInput(f"{stream}: [{lo}, {hi}) is not a range of numbers: they begin at {FIRST}, and lo < hi")
+        if asof is not None and asof < FIRST:
+            raise BadInput(f"{stream}: asof={asof}: a stream begins at {FIRST}")
+        return Reading(self, stream, lo, hi, hi if asof is None else asof, where or "", replica)
+
+    async def _read(
+        self, stream: StreamId, lo: int, hi: int, asof: int, where: str, replica: int | None
+    ) -> Subscription:
+        definition = await self._known(stream)
+        if where:
+            parse(where, parse_attributes(definition.attrs))
+        self._last_id += 1
+        open = Open(self._last_id, stream, lo, where, None, 0, hi, asof, replica)
+        return await self._enter([open])
+
+    async def _enter(self, opens: list[Open]) -> Subscription:
         subscription = Subscription(self, opens, self._forget, self._loop)
         self._subscriptions |= dict.fromkeys(subscription.feeds, subscription)
         return await subscription.__aenter__()
+
+    def lease(
+        self,
+        stream: StreamId,
+        *,
+        asof: int = 0,
+        name: str | None = None,
+        ttl: float = TTL,
+        bytes: int = BYTES,
+        resume: bool = False,
+    ) -> LeaseOpening:
+        """Keep rows of a stream readable as of the end of the stream, or ``asof`` while another lease keeps that.
+
+        Bounded: over after ``ttl`` seconds without a sign of life, or when more than so many ``bytes`` of collected
+        rows are kept for it. ``resume``: the lease of this name, which another client has left.
+        """
+        request = Request(name or f"{self.client_id}.{secrets.token_hex(6)}", stream, asof, ttl, bytes)
+        return LeaseOpening(self, request, resume)
+
+    async def _lease(self, request: Request, resume: bool) -> Lease:
+        await self._known(request.stream)
+        if request.name in self._leases:
+            raise BadInput(f"lease {request.name!r}: this connection has one of that name")
+        lease = self._leases[request.name] = Lease(self, request, resume, self._loop)
+        try:
+            return await lease.open()
+        except BaseException:
+            lease.release()
+            raise
+
+    def _on_granted(self, item: Granted) -> None:
+        lease = self._leases.get(item.name)
+        if lease is not None:
+            lease.granted(item.asof)
+
+    def _on_dropped(self, item: Dropped) -> None:
+        lease = self._leases.pop(item.name, None)
+        if lease is not None:
+            lease.dropped(item.reason)
 
     def _forget(self, ids: list[int]) -> None:
         for id in ids:
@@ -442,16 +528,21 @@ class Connection:
 
     # --- streams --------------------------------------------------------------------------------------------
 
-    async def streams(self) -> list[StreamInfo]:
-        """All streams, and how they stand in the region that the client is connected to."""
+    async def streams(self, pattern: str = "") -> list[StreamInfo]:
+        """All streams (whose whole name matches a regular expression), as they stand in the region of the client."""
+        try:
+            matching = re.compile(pattern or ".*")
+        except re.error as error:
+            raise BadInput(f"{pattern!r} is no regular expression: {error}") from None
         nonce = self._nonce()
         told = await self._ask(Ask(nonce, Describe(nonce)))
         assert isinstance(told, Description)
         out = []
         for stream in sorted(told.streams, key=lambda each: each.name):
-            state = told.states.get(stream.name)
-            horizon, live, collected = (state.horizon, state.live, state.collected) if state else (FIRST, 0, 0)
-            out.append(StreamInfo(stream.name, stream.region, stream.gc, stream.attrs, horizon, live, collected))
+            if not matching.fullmatch(stream.name):
+                continue
+            state = told.states.get(stream.name, StreamState(FIRST, 0, 0))
+            out.append(StreamInfo(stream.name, stream.region, stream.gc, stream.attrs, *msgspec.structs.astuple(state)))
         return out
 
     async def stream(self, name: StreamId) -> StreamInfo:
@@ -625,11 +716,37 @@ class Connection:
         self._packer.close(error)
         for subscription in self._subscriptions.values():
             subscription.end(error)
+        for lease in self._leases.values():
+            lease.end(error)
         for future in self._answers.values():
             if not future.done():
                 future.set_exception(error)
         if self._described is not None and not self._described.done():
             self._described.set_exception(error)
+
+
+class LeaseOpening:
+    """A lease that is not granted yet: ``async with`` waits for it."""
+
+    def __init__(self, connection: Connection, request: Request, resume: bool) -> None:
+        self._connection = connection
+        self._request = request
+        self._resume = resume
+        self._lease: Lease | None = None
+
+    async def open(self) -> Lease:
+        """Wait for it; it must be released, or left."""
+        self._lease = await self._connection._lease(self._request, self._resume)
+        return self._lease
+
+    async def __aenter__(self) -> Lease:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lease is not None:
+            self._lease.release()
 
 
 class Opening:

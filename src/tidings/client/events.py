@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from tidings.core.ids import FIRST
 from tidings.core.rows import DATA, ROW_SCHEMA, WHERE, ArrowRows, Origin
 from tidings.core.span import Span
 
@@ -69,6 +70,8 @@ class StreamInfo(msgspec.Struct, frozen=True):
     horizon: int  # the first number that is not there yet
     live: int
     collected: int
+    earliest: int = FIRST  # every row below this has been collected
+    floor: int = FIRST  # reads as of less may be refused
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -103,6 +106,11 @@ class Rows:
     def asof(self) -> int:
         """Rows that events below this have collected are not among them."""
         return self.span.asof
+
+    @property
+    def lost(self) -> tuple[tuple[int, int], ...]:
+        """Ranges inside of it that their owner has declared lost, while spans carry such ranges."""
+        return tuple(getattr(self.span, "lost", ()))
 
     @property
     def count(self) -> int:

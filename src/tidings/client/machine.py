@@ -1,7 +1,8 @@
 """A client as one machine: what the cluster looks like, a publisher per owning region, subscribers, questions.
 
-    commands:  Submit(batch)  Open/Taken/Processed/Close(subscription)  Ask/Drop(question)  Lost(node)
-    delivered: Acked, Refused, Broken   Fed, Heard, Saved, Ended   Answered   Description
+    commands:  Submit(batch)  Open/Taken/Processed/Close(subscription)  Ask/Drop(question)  Hold/MoveLease/LetGo(lease)
+               Lost(node)
+    delivered: Acked, Refused, Broken   Fed, Heard, Saved, Ended   Answered   Granted, Dropped   Description
 
 It begins with seeds, addresses without names. Whoever lives there describes the cluster: regions, chains, streams. From
 then on memberships say where everybody is. They are learned from descriptions, from replicas that are not the head, and
@@ -40,6 +41,7 @@ from tidings.protocols.kernel import (
     Timer,
     Value,
 )
+from tidings.protocols.leases import Holder, Lease, Leased, LeaseSettings, LeaseTick, MoveLease, Unleased
 from tidings.protocols.membership import Membership
 from tidings.protocols.publishing import (
     Failed,
@@ -80,7 +82,10 @@ class Submit(Command, frozen=True, gc=False):
 
 
 class Open(Command, frozen=True, gc=False):
-    """Subscribe to one stream; ``lo`` is a number, EARLIEST or LATEST, and ``holder`` grows with time."""
+    """Subscribe to one stream; ``lo`` is a number, EARLIEST or LATEST, and ``holder`` grows with time.
+
+    With ``asof`` it is a read of [lo, hi); ``replica`` says which of the region to begin with (else any).
+    """
 
     id: int
     stream: StreamId
@@ -88,6 +93,9 @@ class Open(Command, frozen=True, gc=False):
     where: str
     name: str | None
     holder: int
+    hi: int = 0
+    asof: int = 0
+    replica: int | None = None
 
 
 class Taken(Command, frozen=True, gc=False):
@@ -118,6 +126,20 @@ class Ask(Command, frozen=True, gc=False):
     message: Message
     region: RegionId = ""
     head: bool = False
+
+
+class Hold(Command, frozen=True, gc=False):
+    """Get a lease and renew it; ``resume``: one that was granted already. Delivered are `Granted` and `Dropped`."""
+
+    lease: Lease
+    resume: bool = False
+
+
+class LetGo(Command, frozen=True, gc=False):
+    """Renew a lease no longer, and ``release`` it."""
+
+    name: str
+    release: bool = True
 
 
 class Drop(Command, frozen=True, gc=False):
@@ -199,6 +221,7 @@ class MachineSettings(Value, frozen=True, gc=False):
     publish: PublishSettings = PublishSettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
     fabric: ClientSettings = ClientSettings()
+    leases: LeaseSettings = LeaseSettings()
     sinks: SinkSettings = SinkSettings()
     ask: float = 0.5  # seconds before the next replica is asked
     refresh: float = 30.0  # seconds between descriptions while all is well: 16,000 clients ask 500 times a second
@@ -254,6 +277,7 @@ class ClientMachine:
         self.subscribers: dict[int, Subscriber] = {}
         self.opened: dict[int, Open] = {}  # every subscription, whoever feeds it
         self.asking: dict[int, Asking] = {}
+        self.holders: dict[str, Holder] = {}  # by the name of a lease
         self.fabric: Fabric | None = None
         self.described: Time | None = None  # when the last own description was asked for
         self.lost: Time = -1e18  # when a node was last lost
@@ -286,6 +310,15 @@ class ClientMachine:
                 return self._ask(self.asking[nonce])
             case Drop(nonce):
                 self.asking.pop(nonce, None)
+            case Hold(lease, resume):
+                membership = self.memberships[self.streams[lease.stream].region]
+                self.holders[lease.name] = Holder(lease, membership, self.settings.leases, resume=resume)
+                return self.holders[lease.name].start(now)
+            case MoveLease(name):
+                return self._holder(now, name, input)
+            case LetGo(name, release):
+                holder = self.holders.pop(name, None)
+                return holder.close() if holder is not None and release else NOTHING
             case Lost(node):
                 return self._lost(now, node)
             case Sinking(region, request):
@@ -299,6 +332,8 @@ class ClientMachine:
             publisher.check()
         for subscriber in self.subscribers.values():
             subscriber.check()
+        for holder in self.holders.values():
+            holder.check()
         for sink in self.sinks.values():
             sink.check()
         if self.fabric is not None:
@@ -321,6 +356,8 @@ class ClientMachine:
             return [effect for region in self.sinks for effect in self._sink(now, region, input)]
         if kind in ANSWERS:
             return self._answer(now, message)
+        if isinstance(message, Leased | Unleased):
+            return self._holder(now, message.name, input)
         if isinstance(message, NotHead):
             return self._not_head(now, input, message.membership)
         if isinstance(message, CursorAt):
@@ -338,6 +375,8 @@ class ClientMachine:
             case AskTick(nonce, turn):
                 asking = self.asking.get(nonce)
                 return self._ask(asking) if asking is not None and asking.turn == turn else NOTHING
+            case LeaseTick(name):
+                return self._holder(now, name, Expired(timer))
             case RefreshTick():
                 return [*self._refresh(now), SetTimer(self.settings.hurry, RefreshTick())]
         return self.fabric.handle(now, Expired(timer)) if self.fabric is not None else NOTHING
@@ -348,6 +387,8 @@ class ClientMachine:
         self.lost = now
         for id in list(self.subscribers):
             out.extend(self._subscriber(now, id, Lost(node)))
+        for holder in self.holders.values():
+            out.extend(holder.lost(now, node))
         for asking in list(self.asking.values()):
             if asking.to == node or asking.to in self.seeds:
                 out.extend(self._ask(asking))
@@ -421,11 +462,12 @@ class ClientMachine:
             out.extend(publisher.learn(membership))
         if region in self.sinks:
             out.extend(self.sinks[region].learn(membership))
-        if region == self.home:
-            for id in list(self.subscribers):
-                out.extend(self._subscriber(now, id, Learn(membership)))
-            if self.fabric is not None:
-                self.fabric.learn(membership)
+        for holder in self.holders.values():
+            out.extend(holder.learn(now, membership))
+        for id in list(self.subscribers):
+            out.extend(self._subscriber(now, id, Learn(membership)))
+        if region == self.home and self.fabric is not None:
+            self.fabric.learn(membership)
         return out
 
     def _not_head(self, now: Time, input: Received, membership: Membership) -> Effects:
@@ -434,6 +476,8 @@ class ClientMachine:
         out = self._learn(now, membership)
         if region in self.publishers:
             out.extend(self._publisher(now, region, input))
+        for holder in self.holders.values():
+            out.extend(holder.handle(now, input))
         if region in self.sinks:
             out.extend(self._sink(now, region, input))
         if region == self.home:
@@ -529,7 +573,7 @@ class ClientMachine:
         """A peer taps its fabric; whoever is none, has a name or begins earlier follows a replica."""
         self.opened[command.id] = command
         fabric = self.fabric
-        if fabric is not None and command.name is None:
+        if fabric is not None and command.name is None and not command.hi:
             at = fabric.latest(command.stream) if command.lo == LATEST else command.lo
             if at is not None and fabric.covers(command.stream, at):
                 return fabric.tap(command.id, command.stream, at, self._filter(command))
@@ -553,7 +597,9 @@ class ClientMachine:
     def _tapped(self, id: int, subscriber: Subscriber) -> Effects:
         """Let the fabric continue what a replica has fed so far, if it can."""
         at, fabric = subscriber.horizon, self.fabric
-        if fabric is None or at is None or subscriber.name is not None or not fabric.covers(subscriber.stream, at):
+        if fabric is None or at is None or subscriber.name is not None or subscriber.hi:
+            return NOTHING
+        if not fabric.covers(subscriber.stream, at):
             return NOTHING
         del self.subscribers[id]
         tapped = fabric.tap(id, subscriber.stream, at, self._filter(self.opened[id]), subscriber.ahead)
@@ -562,8 +608,9 @@ class ClientMachine:
     def _follow(self, now: Time, open: Open) -> Effects:
         membership, settings = self.memberships[self.home], self.settings.subscriptions
         args = (open.id, open.stream, open.lo, open.where, open.name)
-        subscriber = Subscriber(*args, membership, settings, open.holder)
-        subscriber.turn = self._offset + open.id
+        owner = self.memberships.get(self.streams[open.stream].region) if open.asof else None
+        subscriber = Subscriber(*args, membership, settings, open.holder, open.hi, open.asof, owner)
+        subscriber.turn = self._offset + open.id if open.replica is None else open.replica
         self.subscribers[open.id] = subscriber
         return self._ticking(open.id, subscriber.start(now))
 
@@ -587,6 +634,16 @@ class ClientMachine:
         elif any([type(e) is Report and e.name == "subscriber_moved" for e in out]):
             out.extend(self._hurry(now))
         return out
+
+    def _holder(self, now: Time, name: str, input: Input) -> Effects:
+        """The holder of a lease; one that is over needs no timer any more."""
+        holder = self.holders.get(name)
+        if holder is None:
+            return NOTHING
+        effects = holder.handle(now, input)
+        if holder.over:
+            del self.holders[name]
+        return effects
 
     def _ticking(self, id: int, effects: Effects) -> list[Effect]:
         out: list[Effect] = []

@@ -153,6 +153,10 @@ class CountedStore:
         inside = all_of_them[bisect_left(all_of_them, (first,)) : bisect_left(all_of_them, (hi,))]
         return CountedRows(first, hi, self._size, tuple(inside)), hi
 
+    def dead_since(self, asof: int, low: int, top: int) -> int:
+        """How many stored rows at or above low were collected by asof or later: those below top."""
+        return max(top - max(low, self._bottom), 0)
+
     def dead_at(self, seq: int) -> int | None:
         """No row is collected by key or predicate; None if it is not stored."""
         return NEVER if self._bottom <= seq < self._horizon else None
@@ -352,15 +356,15 @@ class History:
 
     # --- asking -----------------------------------------------------------------------------------------
 
-    def rows(self, lo: int, hi: int, asof: int) -> Span:
-        """Exactly the rows of [lo, hi) that survive collection by the events below asof."""
+    def rows(self, lo: int, hi: int, asof: int, limit_rows: int = NEVER) -> Span:
+        """Exactly the rows of [lo, hi), cut short after so many, that survive collection by the events below asof."""
         if not FIRST <= lo < hi:
             raise BadInput(f"{self.stream}: [{lo}, {hi}) is not a range of numbers")
         if asof < self.floor:
             raise AsofGone(f"{self.stream}: as of {asof} is forgotten; ask as of {self.floor} or later", self.floor)
         if hi > self.horizon or asof > self.horizon:
             raise NotYet(f"{self.stream}: [{lo}, {hi}) as of {asof} is beyond horizon {self.horizon}", self.horizon)
-        return self._survivors(lo, hi, asof, NEVER)
+        return self._survivors(lo, hi, asof, limit_rows)
 
     def know(self, lo: int, hi: int, limit_rows: int | None = None) -> list[Span]:
         """The best that is known of [lo, hi) up to the horizon; cut short after so many rows or a message full."""
@@ -381,6 +385,25 @@ class History:
             if span.hi < piece.hi:
                 break
         return spans if limit_rows is None else within(spans)
+
+    def kept(self, lo: int, hi: int, limit_rows: int | None = None) -> list[Span]:
+        """As `know`, with the dead rows that leases keep: who takes these spans in answers for as much as this does."""
+        asof = max(self.floor, min(self._leases.values(), default=self.horizon))
+        if asof >= self.horizon:
+            return self.know(lo, hi, limit_rows)
+        hi = min(hi, self.horizon)
+        if lo >= hi:
+            return []
+        limit = NEVER if limit_rows is None else max(limit_rows, 1)
+        whole = [self._survivors(lo, hi, asof, limit)]
+        return whole if limit_rows is None else within(whole)
+
+    def held(self, asof: int) -> int:
+        """About how many bytes of dead rows survive as of a number: what a lease as of it costs."""
+        stored, dead = self._store.stored, self._store.stored - self._store.live
+        if dead <= 0:
+            return 0
+        return self._store.dead_since(asof, self._stairs.low(asof), self.low) * (self.nbytes // stored)
 
     def _survivors(self, lo: int, hi: int, asof: int, limit: int) -> Span:
         rows, hi = self._store.survivors(lo, hi, asof, self._stairs.low(asof), limit)

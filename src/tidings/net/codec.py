@@ -41,6 +41,7 @@ from tidings.protocols import (
     client,
     configuration,
     interregion,
+    leases,
     log,
     messages,
     proxy,
@@ -68,6 +69,7 @@ MESSAGES: tuple[type, ...] = (
     *(catalog.Why, catalog.Because),
     *(subscriptions.Follow, subscriptions.Feed, subscriptions.Consumed, subscriptions.Unfollow),
     *(subscriptions.Unfollowed, subscriptions.OpenCursor, subscriptions.SaveCursor, subscriptions.CursorAt),
+    *(leases.Lease, leases.Release, leases.Leased, leases.Unleased),
     *(sinks.StageRows, sinks.RowsStaged, sinks.CommitBatch, sinks.BatchCommitted),
     *(sinks.AbortBatch, sinks.BatchAborted, sinks.SinkRefused),
 )
@@ -78,7 +80,7 @@ FROM_CLIENTS: frozenset[type] = frozenset(
         *(messages.Offer, messages.Want, messages.Know, messages.Read, views.View, pull.Probe),
         *(publishing.OpenSession, publishing.Publish, catalog.Define, catalog.Describe, catalog.Why),
         *(subscriptions.Follow, subscriptions.Consumed, subscriptions.Unfollow),
-        *(subscriptions.OpenCursor, subscriptions.SaveCursor),
+        *(subscriptions.OpenCursor, subscriptions.SaveCursor, leases.Lease, leases.Release),
         *(sinks.StageRows, sinks.CommitBatch, sinks.AbortBatch),
     )
 )
@@ -88,11 +90,12 @@ TIMERS: tuple[type, ...] = (
     *(chain.BeatTick, chain.RetryTick, configuration.SweepTick, publishing.PublishTick, client.ReadTick),
     *(interregion.AdvertiseTick, interregion.PumpTick, views.GossipTick, proxy.MaintainTick),
     *(pull.ShuffleTick, pull.FallbackTick, pull.ProbeTick, subscriptions.FeedTick, subscriptions.FollowTick),
+    leases.LeaseTick,
     sinks.SinkTick,
 )
 COMMANDS: tuple[type, ...] = (
     *(publishing.Post, client.ReadAsOf, configuration.Change),
-    *(subscriptions.Take, subscriptions.Save, subscriptions.Lost, subscriptions.Learn),
+    *(subscriptions.Take, subscriptions.Save, subscriptions.Lost, subscriptions.Learn, leases.MoveLease),
 )
 ENTRIES: tuple[type, ...] = (log.Logged, log.CutBack, log.Installed, log.TokenPassed, log.Checkpoint, Membership)
 """What machines write to their disks."""

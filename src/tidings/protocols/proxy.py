@@ -84,6 +84,17 @@ from tidings.protocols.kernel import (
     Timer,
     Value,
 )
+from tidings.protocols.leases import (
+    LEASES,
+    Lease,
+    Leases,
+    LeaseSettings,
+    LeaseState,
+    Release,
+    Table,
+    Unleased,
+    table_in,
+)
 from tidings.protocols.log import DiskEntry, Log, Lsn
 from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Answer, Done, Gone, Know, Read
@@ -133,10 +144,14 @@ from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
 OWNER = "_owner"
 """The publisher name of events that a stream's owner publishes by itself ("before n" of a policy)."""
 
+WEIGHED = 4  # leases whose dead rows are counted in one go; ours: a few milliseconds where millions are dead
+
 CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Current, BeatTick, RetryTick})
 VIEWS = frozenset({View, GossipTick})
 SUBSCRIPTIONS = frozenset({Follow, Consumed, Unfollow, FeedTick})
-HEAD_ONLY = frozenset({Publish, OpenSession, Define, OpenCursor, SaveCursor, StageRows, CommitBatch, AbortBatch})
+HEAD_ONLY = frozenset(
+    {Publish, OpenSession, Define, OpenCursor, SaveCursor, Lease, Release, StageRows, CommitBatch, AbortBatch}
+)
 INTER_REGION = frozenset({Know, Done, Advertise, Subscribe, Unsubscribe, Solicit, AdvertiseTick, PumpTick})
 
 
@@ -153,6 +168,7 @@ class ProxySettings(Value, frozen=True, gc=False):
     views: ViewsSettings = ViewsSettings()
     pull: PullSettings = PullSettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
+    leases: LeaseSettings = LeaseSettings()
     sinks: SinkSettings = SinkSettings()
     maintain: float = 0.5
 
@@ -177,7 +193,7 @@ class Proxy:
         self.catalog = Catalog(region, {region, *peers}, streams)
         self.streams = self.catalog.streams
         ttl = f"by-key,older-than:{settings.publish.ttl}s"
-        self.policies = {PUBLISHERS: GcPolicy.parse(ttl), CURSORS: GcPolicy.parse("by-key")}
+        self.policies = {PUBLISHERS: GcPolicy.parse(ttl), **dict.fromkeys((CURSORS, LEASES), GcPolicy.parse("by-key"))}
         self.policies |= {SINKS: GcPolicy.parse("by-key"), **dict.fromkeys((STAGES, *STAGED), GcPolicy())}
         self.policies |= {definitions_of(name): GcPolicy.parse("by-key") for name in self.catalog.regions}
         self.policies |= {stream.name: GcPolicy.parse(stream.gc) for stream in streams}
@@ -185,10 +201,14 @@ class Proxy:
         owners = {definitions_of(name): name for name in self.catalog.regions}
         owners |= {stream.name: stream.region for stream in streams}
         self.owners = owners  # of every stream that leaves its region
+        self.leased: Table = {}  # as committed here
+        self.held: dict[str, int] = {}  # bytes of dead rows that each of them keeps
+        self.weighed = 0
 
         def make_history(stream: StreamId) -> History:
             counted = stream in self.streams and self.streams[stream].counted > 0
-            return History(stream, self.policies[stream], counted=counted)
+            leases = {name: entry.asof for name, entry in self.leased.items() if entry.stream == stream}
+            return History(stream, self.policies[stream], counted=counted, leases=leases)
 
         self.log = Log(make_history, self.policies, self._learn)
         self.log.replay(entries)
@@ -207,6 +227,7 @@ class Proxy:
         self.pull = PullProxy(me, settings.pull, self.views, rng, self.log.histories)
         self.publishers = Publishers(settings.publish)
         self.cursors = Cursors()
+        self.leases = Leases(settings.leases)
         self.sinks = Sinks(self.log, region, lambda stream, now: self.clocks[stream].next(now), settings.sinks)
         self.subscriptions = Subscriptions(self.log.histories, self._match, settings.subscriptions)
         self.led: Lsn | None = None  # as head: the last record this replica did not number itself
@@ -253,6 +274,7 @@ class Proxy:
         self.views.check()
         self.pull.check()
         self.subscriptions.check()
+        self.leases.check()
         self.sinks.check()
         assert len(self.waiting) <= self.settings.chain.backlog, "answers owed are bounded by the backlog"
 
@@ -298,18 +320,19 @@ class Proxy:
     def _reconfigured(self, now: Time, membership: Membership) -> list[Effect]:
         self.views.learn(membership)
         if self.chain.is_head and self.led is None:
-            self._take_the_lead()
+            self._take_the_lead(now)
         elif not self.chain.is_head:
             self.led = None
             self.barrier = 0
             self.waiting.clear()
         return self.inter_region.reconfigure(now, membership, self.chain.is_head, self.chain.is_tail)
 
-    def _take_the_lead(self) -> None:
-        """A new head remembers publishers and ticks from history and log, committed or not."""
+    def _take_the_lead(self, now: Time) -> None:
+        """A new head remembers publishers, cursors, leases and ticks from history and log, committed or not."""
         self.led = self.log.last
         self.publishers.load(self._all_rows(PUBLISHERS))
         self.cursors.load(self._all_rows(CURSORS))
+        self.leases.load(now, self._all_rows(LEASES))
         self.sinks.load(self._all_rows(SINKS), self._all_rows(STAGES))
         for stream, clock in self.clocks.items():
             clock.observe(self.log.ticks[stream])
@@ -333,6 +356,8 @@ class Proxy:
             return self._define(now, src, message)
         if isinstance(message, OpenCursor | SaveCursor):
             return self._cursor(now, src, message)
+        if isinstance(message, Lease | Release):
+            return self._lease(now, src, message)
         if isinstance(message, StageRows | CommitBatch | AbortBatch):
             return self._sink(now, src, message)
         assert isinstance(message, Publish)
@@ -460,7 +485,9 @@ class Proxy:
     # --- streams and cursors -------------------------------------------------------------------------------
 
     def _learn(self, part: Span) -> None:
-        """A part has entered a history: definitions take effect."""
+        """A part has entered a history: definitions and leases take effect."""
+        if part.stream == LEASES:
+            self._hold(table_in([part.rows]))
         if not part.stream.startswith(PREFIX):
             return
         owner = part.stream.removeprefix(PREFIX)
@@ -510,6 +537,44 @@ class Proxy:
         effects = self._append(now, [part], None)
         return [*effects, *self._answer(src, self.log.last, answer)]
 
+    def _lease(self, now: Time, src: NodeId, message: Lease | Release) -> Effects:
+        """Grant, renew, move or end a lease of a stream of this region."""
+        if self.chain.busy:
+            return [Report("lease_busy")]  # asked again later
+        stream = self.streams.get(message.stream)
+        if stream is None or stream.region != self.region or stream.deleted:
+            return [Send(src, Unleased(message.name, message.stream, f"region {self.region} has no such stream"))]
+        answer, changed, reports = self.leases.receive(now, message, self.log.ends[message.stream])
+        if not changed:
+            return [*reports, *self._answer_as_head(now, src, answer)]
+        effects = self._append(now, [self._lease_table(now)], None)
+        return [*reports, *effects, *self._answer(src, self.log.last, answer)]
+
+    def _lease_table(self, now: Time) -> Span:
+        lo = self.log.ends[LEASES]
+        return Span.of(LEASES, lo, self.leases.rows(lo, now))
+
+    def _hold(self, table: Table) -> None:
+        """Another table is committed here: what it does not keep may be purged, what it does may not."""
+        for name, old in self.leased.items():
+            if name not in table and old.stream in self.log.histories:
+                self.log.histories[old.stream].release(name)
+        self.leased = table
+        for name, entry in table.items():
+            history = self.log.histories.get(entry.stream)
+            if history is not None:
+                history.lease(name, max(entry.asof, history.floor))
+
+    def _weigh(self) -> None:
+        """Count the bytes of dead rows that leases hold, of a few in turn: each takes a look at all dead rows."""
+        names = sorted(self.leased)
+        for _ in range(min(WEIGHED, len(names))):
+            self.weighed += 1
+            name = names[self.weighed % len(names)]
+            history = self.log.histories.get(self.leased[name].stream)
+            self.held[name] = 0 if history is None else history.held(self.leased[name].asof)
+        self.held = {name: self.held[name] for name in names if name in self.held}
+
     def _match(self, stream: StreamId, where: str) -> Match:
         """The filter of a subscription."""
         return parse_filter(where, parse_attributes(self.streams[stream].attrs)).mask
@@ -547,9 +612,13 @@ class Proxy:
             own = self.chain.membership
             others = [self.inter_region.peers[name] for name in sorted(self.inter_region.peers)]
             known = {name: self.log.histories[name] for name in self.streams if name in self.log.histories}
-            states = {name: StreamState(h.horizon, h.live, h.collected) for name, h in known.items()}
+            states = {name: StreamState(h.horizon, h.live, h.collected, h.low, h.floor) for name, h in known.items()}
             alive = tuple([stream for stream in self.streams.values() if not stream.deleted])
-            return Description(message.nonce, self.region, (own, *others), alive, states)
+            leases = [
+                LeaseState(name, e.stream, e.asof, e.ttl, e.bytes, self.held.get(name, 0))
+                for name, e in self.leased.items()
+            ]
+            return Description(message.nonce, self.region, (own, *others), alive, states, tuple(leases))
         assert isinstance(message, Why)
         history = self.log.histories.get(message.stream)
         if history is None or is_internal(message.stream):
@@ -568,6 +637,12 @@ class Proxy:
     def _maintain(self, now: Time) -> list[Effect]:
         out: list[Effect] = [SetTimer(self.settings.maintain, MaintainTick())]
         self.publishers.expire(now)
+        if self.leased:
+            self._weigh()
+        if self.chain.is_head and self.leases.entries and not self.chain.busy:
+            ended = self.leases.expire(now, self.log.histories, self.held)
+            if ended:
+                out += [*ended, *self._append(now, [self._lease_table(now)], None)]
         if self.chain.is_head:
             out.extend(self._tidy_sinks(now))
         for stream, history in self.log.histories.items():
