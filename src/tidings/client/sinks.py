@@ -108,11 +108,12 @@ class Part:
         """Stage rows: columns key and payload (binary) and attributes; each may be missing."""
         if batch.num_rows == 0:
             return
+        size = batch.nbytes
+        if self._waiting_rows + batch.num_rows > CHUNK_ROWS or self._waiting_bytes + size > CHUNK_BYTES:
+            await self._stage()
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_rows >= CHUNK_ROWS or self._waiting_bytes >= CHUNK_BYTES:
-            await self._stage()
+        self._waiting_bytes += size
 
     async def finish(self) -> Attempt:
         """Wait until everything is staged; what is returned goes to the driver."""
