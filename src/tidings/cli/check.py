@@ -21,6 +21,7 @@ class Target(StrEnum):
 
     sprinkler = "sprinkler"
     cluster = "cluster"
+    spark = "spark"
 
 
 def parse_seeds(text: str) -> range:
@@ -34,7 +35,10 @@ def parse_seeds(text: str) -> range:
 def check(
     target: Annotated[
         Target | None,
-        typer.Argument(help="A protocol to simulate, or a cluster of real processes.", show_default=False),
+        typer.Argument(
+            help="A protocol to simulate, a cluster of real processes, or Spark queries that write to one.",
+            show_default=False,
+        ),
     ] = None,
     seeds: Annotated[
         range | None,
@@ -65,8 +69,12 @@ def check(
         _ledger(ledger_dir, as_json)
         return
     if target is None:
-        raise typer.BadParameter("say what to check: sprinkler or cluster (or --ledger for all that has been checked)")
-    if master is not None and (mutants or power_cuts is not None or target is Target.cluster):
+        raise typer.BadParameter(
+            "say what to check: sprinkler, cluster or spark (or --ledger for all that was checked)"
+        )
+    if target is Target.spark and (mutants or power_cuts is not None):
+        raise typer.BadParameter("spark has neither --mutants nor --power-cuts")
+    if master is not None and (mutants or power_cuts is not None or target is not Target.sprinkler):
         raise typer.BadParameter("--master is for seeds of a simulation")
     processes = jobs or os.cpu_count() or 1
     if mutants and seeds is not None:
@@ -77,6 +85,8 @@ def check(
         _power_cuts(power_cuts, (seeds or range(1)).start, as_json)
     elif mutants:
         _mutants(target.value, processes, as_json)
+    elif target is Target.spark:
+        _spark(seeds or range(1), as_json)
     elif target is Target.cluster:
         _campaign(target.value, seeds or CLUSTER_SEEDS, 1, None, ledger_dir, as_json)
     else:
@@ -99,6 +109,24 @@ def _campaign(target: str, seeds: range, jobs: int, master: str | None, folder: 
         hours = result["hours_simulated"]
         extent = f"{hours:.2f} hours simulated" if hours else f"{result['events']:,} events of real processes"
         print(f"{len(seeds)} seeds, {extent}, {len(result['violations'])} violations")
+
+    emit(result, as_json, show)
+    if result["violations"]:
+        raise typer.Exit(BROKEN)
+
+
+def _spark(seeds: range, as_json: bool) -> None:
+    import tempfile
+
+    from tidings.lab import spark_faults
+
+    with tempfile.TemporaryDirectory(prefix="tidings-spark-") as folder, progress("spark, faults") as report:
+        result = spark_faults.run(seeds, Path(folder), report)
+
+    def show() -> None:
+        rows = [(each["fault"], each["rows"], each["expected"], each["runs"], each["holds"]) for each in result["runs"]]
+        table("exactly once", ["fault", "rows", "expected", "runs of the query", "holds"], rows)
+        print(f"{len(result['runs'])} queries, {len(result['violations'])} violations")
 
     emit(result, as_json, show)
     if result["violations"]:

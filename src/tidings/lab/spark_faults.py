@@ -11,6 +11,7 @@ the middle of a batch.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -18,10 +19,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,6 +33,10 @@ from tidings import sync
 from tidings.core.errors import TidingsError
 from tidings.core.hashing import content_hashes, hash_sum
 from tidings.core.rows import ROW_SCHEMA
+from tidings.server.local import LocalCluster
+from tidings.sim.run import Progress
+
+T = TypeVar("T")
 
 LOCAL = "local[2,4]"  # so that a task that fails is tried again, as in a cluster
 CLUSTER = "local-cluster[2,1,1024]"
@@ -104,7 +110,7 @@ class Bed:
         shutil.rmtree(folder, ignore_errors=True)
         for name in ("in", "marks"):
             (folder / name).mkdir(parents=True)
-        self.stream = f"faults-{folder.name}-{seed}"
+        self.stream = f"faults-{folder.name}"
         with cluster.connect() as t:
             t.create_stream(self.stream)
         self.order = Order(cluster.servers, self.stream, str(folder), **order)
@@ -160,17 +166,44 @@ class Bed:
 
 
 class Cluster:
-    """What a fault needs of a cluster."""
+    """A local cluster of one region, for blocking code; ``with`` stops it."""
 
-    servers: str
+    def __init__(self, folder: Path) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._local = LocalCluster(regions=1, replicas=3, dir=folder)
+
+    def __enter__(self) -> Cluster:
+        self._do(self._local.start())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._do(self._local.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE)
+
+    @property
+    def servers(self) -> str:
+        """Where its replicas are."""
+        return self._local.url("r0")
 
     def connect(self) -> sync.Connection:
         """A client of it."""
-        raise NotImplementedError
+        return sync.connect(self.servers, timeout=60.0)
 
     def kill_head(self) -> None:
-        """The head of the chain dies, and comes back."""
-        raise NotImplementedError
+        """The head of the chain dies; the supervisor starts it again."""
+        head, *_ = self._do(self._local.chain("r0"))
+        self._do(self._local.kill(head))
+
+    def until_ready(self) -> None:
+        """Wait until every replica is back."""
+        self._do(self._local.until_ready())
 
 
 def hashed(payloads: pa.Array) -> int:
@@ -285,24 +318,38 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def run(
-    cluster: Cluster, folder: Path, seed: int = 0, names: list[str] | None = None, progress: Any = None
-) -> dict[str, Any]:
-    """Let each fault happen to a query of its own; "violations" lists those after which a row was missing or twice."""
-    chosen = names or list(FAULTS)
+def run(seeds: range, folder: Path, progress: Progress | None = None, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Let each fault happen, once per seed, to a query of its own (the JSON of `tidings check spark`).
+
+    "violations" lists the faults after which a row was missing or there twice.
+    """
+    chosen = [(seed, name) for seed in seeds for name in names or FAULTS]
     results: list[dict[str, Any]] = []
-    for at, name in enumerate(chosen):
-        began = time.monotonic()
-        found = FAULTS[name](Bed(cluster, folder / name, seed))
-        results.append({"fault": name, **found, "seconds": round(time.monotonic() - began, 1)})
-        if progress is not None:
-            progress(at + 1, len(chosen), name)
-    violations = [
-        {"seed": seed, "invariant": each["fault"], "replay": f"tidings check spark --seeds {seed}..{seed + 1}"}
-        for each in results
-        if not each["holds"]
-    ]
-    return {"target": "spark", "seeds": f"{seed}..{seed + 1}", "runs": results, "violations": violations}
+    with Cluster(folder / "cluster") as cluster:
+        for seed, name in chosen:
+            began = time.monotonic()
+            cluster.until_ready()
+            found = FAULTS[name](Bed(cluster, folder / f"{name}-{seed}", seed))
+            results.append({"seed": seed, "fault": name, **found, "seconds": round(time.monotonic() - began, 1)})
+            if progress is not None:
+                progress(len(results), len(chosen), f"{name}: {'holds' if found['holds'] else 'BROKEN'}")
+    broken = [each for each in results if not each["holds"]]
+    return {
+        "target": "spark",
+        "seeds": f"{seeds.start}..{seeds.stop}",
+        "violations": [
+            {
+                "seed": each["seed"],
+                "invariant": "exactly once",
+                "detail": f"{each['fault']}: {each['rows']} rows instead of {each['expected']}, or others",
+                "replay": f"tidings check spark --seeds {each['seed']}..{each['seed'] + 1}",
+            }
+            for each in broken
+        ],
+        "faults": {name: sum(each["fault"] == name for each in results) for name in FAULTS},
+        "reached": {"a rival of a slow task": sum(each.get("rivals", 0) for each in results)},
+        "runs": results,
+    }
 
 
 if __name__ == "__main__":
