@@ -258,6 +258,13 @@ def test_staged_data_is_bounded_per_writer_and_in_all() -> None:
     assert isinstance(head.stage(other, 31, one, index=1), RowsStaged)
 
 
+def test_a_stream_that_was_deleted_takes_no_commit() -> None:
+    head = Head()
+    head.stage(batch(), 11, rows("a"))
+    head.log.drop("s")
+    assert code(head.commit(batch(), Attempt(0, 11, 1, 1))[0]) == "stream"
+
+
 def test_what_nobody_commits_expires_after_its_last_rows() -> None:
     head = Head(ttl=10.0)
     head.stage(batch(), 11, rows("a"))

@@ -307,7 +307,8 @@ class Proxy:
         """A record has entered the histories, as all ``fresh`` ones have."""
         out: list[Effect] = [Report("contradiction") for _ in item.refused]
         parts = item.record.parts
-        out += [Report("asof_above_horizon") for p in parts if p.asof > self.log.histories[p.stream].horizon]
+        known = [(part, self.log.histories[part.stream]) for part in parts if part.stream in self.log.histories]
+        out += [Report("asof_above_horizon") for part, history in known if part.asof > history.horizon]
         for stream in dict.fromkeys(part.stream for part in parts):
             if stream in self.owners:
                 out.extend(self.inter_region.committed(stream))

@@ -183,7 +183,7 @@ class SinkSettings(Value, frozen=True, gc=False):
     parts: int = 256  # chunks moved by one record, which is also bounded in bytes
     ahead: int = 4  # records under way for one commit: enough to keep three disks busy, 32 MiB of a batch
     window: int = 4  # chunks that one client has under way
-    retry: float = 1.0  # seconds without any answer before a client asks again
+    retry: float = 2.0  # seconds in which the oldest question is not answered before a client asks again
 
 
 # --- what is replicated --------------------------------------------------------------------------------------
@@ -381,6 +381,8 @@ class Sinks:
             return Step(answers=[(src, answer, verdict.lsn)], reports=["sink_again"])
         if verdict:
             return self._refuse(src, nonce, verdict, of)
+        if of.stream not in self.log.histories:
+            return self._refuse(src, nonce, "stream", of)
         if moving is not None:
             return Step(reports=["sink_waits"])  # asked again later
         chunks = self._chosen(message)
