@@ -309,7 +309,7 @@ class Proxy:
         parts = item.record.parts
         known = [(part, self.log.histories[part.stream]) for part in parts if part.stream in self.log.histories]
         out += [Report("asof_above_horizon") for part, history in known if part.asof > history.horizon]
-        for stream in dict.fromkeys(part.stream for part in parts):
+        for stream in dict.fromkeys(part.stream for part, _ in known):
             if stream in self.owners:
                 out.extend(self.inter_region.committed(stream))
             if stream in self.streams:
