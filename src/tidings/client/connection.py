@@ -39,9 +39,22 @@ from tidings.client.errors import (
 from tidings.client.events import Ack, Reason, StreamInfo
 from tidings.client.fabric import Heard
 from tidings.client.leasing import Lease
-from tidings.client.machine import Answered, Ask, Broken, ClientMachine, Drop, LetGo, MachineSettings, Open, Submit
+from tidings.client.machine import (
+    Answered,
+    Ask,
+    Broken,
+    ClientMachine,
+    Drop,
+    DropSinking,
+    LetGo,
+    MachineSettings,
+    Open,
+    Sinking,
+    Submit,
+)
 from tidings.client.packing import CHUNK, CHUNK_BYTES, MAX_PAYLOAD, SHORT, Attrs, Lane, Packer
 from tidings.client.reading import Reading
+from tidings.client.sinks import Sink, make_batch
 from tidings.client.subscription import Subscription
 from tidings.client.url import parse_url
 from tidings.core.errors import BadInput
@@ -68,6 +81,8 @@ from tidings.protocols.kernel import Command, Message
 from tidings.protocols.leases import BYTES, TTL, Dropped, Granted
 from tidings.protocols.leases import Lease as Request
 from tidings.protocols.publishing import Acked, Refused
+from tidings.protocols.sinks import Request as SinkRequest
+from tidings.protocols.sinks import SinkAnswered
 from tidings.protocols.subscriptions import EARLIEST, LATEST, Ended, Fed, Lost, Saved
 
 TIMEOUT = 10.0  # seconds to find the cluster, and to make posted events durable at the end; ours
@@ -144,6 +159,7 @@ class Connection:
             Dropped: self._on_dropped,
             Ended: self._on_ended,
             Answered: self._on_answered,
+            SinkAnswered: self._on_sink_answered,
             Description: self._on_described,
         }
 
@@ -345,6 +361,43 @@ class Connection:
 
     def _submit(self, region: RegionId, stream: StreamId, rows: Rows, tag: int) -> None:
         self._host.command(Submit(region, stream, rows, tag))
+
+    # --- sinks ----------------------------------------------------------------------------------------------
+
+    def sink(
+        self,
+        stream: StreamId,
+        *,
+        writer: str,
+        query: str,
+        batch: int,
+        run: int | None = None,
+        once: bool = False,
+        reset: bool = False,
+    ) -> Sink:
+        """One batch of a writer, to be staged in parts and committed once; see `client/sinks.py`.
+
+        ``query`` says what the batch numbers mean: of one writer only one query may go on, unless another says
+        ``reset``. ``once``: the query is this batch alone. Who works on the same run names the same ``run``.
+        """
+        self._alive()
+        of = make_batch(stream, writer, query, batch, run=run, once=once, reset=reset)
+        return Sink(of, self._ask_owner, self._split)
+
+    async def _ask_owner(self, stream: StreamId, request: SinkRequest) -> Message:
+        region = (await self._known(stream)).region
+        future: asyncio.Future[Message] = self._loop.create_future()
+        self._answers[request.nonce] = future
+        try:
+            self._host.command(Sinking(region, request))
+            return await future
+        finally:
+            del self._answers[request.nonce]
+            if not future.done() or future.cancelled():
+                self._host.command(DropSinking(region, request.nonce))
+
+    async def _split(self, stream: StreamId, table: pa.Table, rows: int, nbytes: int) -> list[Rows]:
+        return batches_of(await self._known(stream), table, rows, nbytes)
 
     # --- subscribing --------------------------------------------------------------------------------------
 
@@ -641,6 +694,9 @@ class Connection:
         if future is not None and not future.done():
             future.set_result(item.message)
 
+    def _on_sink_answered(self, item: SinkAnswered) -> None:
+        self._on_answered(Answered(item.request.nonce, item.answer))
+
     def _on_described(self, item: Description) -> None:
         if self._described is not None and not self._described.done():
             self._described.set_result(None)
@@ -727,7 +783,9 @@ def _position(start: Start) -> int:
     raise BadInput(f"start={start!r}: it is 'earliest', 'latest' or a number from {FIRST} on")
 
 
-def batches_of(definition: StreamDef, table: pa.Table | pa.RecordBatch) -> list[Rows]:
+def batches_of(
+    definition: StreamDef, table: pa.Table | pa.RecordBatch, most_rows: int = TABLE_ROWS, most_bytes: int = TABLE_BYTES
+) -> list[Rows]:
     """A table as batches of rows that fit a stream, no value copied that fits already; raises `BadInput`."""
     count = table.num_rows
     names = table.schema.names
@@ -743,7 +801,7 @@ def batches_of(definition: StreamDef, table: pa.Table | pa.RecordBatch) -> list[
             schema = schema.append(pa.field(name, column.type))
             columns.append(column)
     whole = pa.RecordBatch.from_arrays(columns, schema=schema)
-    size = max(1, min(TABLE_ROWS, int(count * TABLE_BYTES / max(whole.nbytes, 1))))
+    size = max(1, min(most_rows, int(count * most_bytes / max(whole.nbytes, 1))))
     return [ArrowRows.dense(FIRST, whole.slice(at, size)) for at in range(0, count, size)]
 
 

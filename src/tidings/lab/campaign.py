@@ -77,6 +77,10 @@ GOALS = {
     "subscriber moved": "subscriber_moved",
     "subscriber given up": "subscriber_given_up",
     "subscription gap": "subscription_gap",
+    "sink batch committed": "sink_committed",
+    "sink commit answered again after fail-over": "sink_again_across_failover",
+    "sink aborted after its commit": "sink_abort_too_late",
+    "staged data expired": "sink_expired",
 }
 """What must have happened, and the counter that says it did."""
 
@@ -102,7 +106,9 @@ def run_seed(seed: int) -> dict[str, Any]:
     """Simulate one seed and judge it."""
     plan = Plan(seed)
     began = time.perf_counter()
-    deployment = Deployment(plan.scenario, seed, chain=plan.chain, publish=plan.publish, trace=False)
+    deployment = Deployment(
+        plan.scenario, seed, chain=plan.chain, publish=plan.publish, sinks=plan.sinks, sinking=plan.sinking, trace=False
+    )
     world = deployment.world
     events, hits = plan.break_things(deployment)
     seen = _Seen(deployment)
@@ -234,6 +240,8 @@ def _demand(
     note("run", "sent_to_nobody", world.network.dropped["unknown"], 0)
     refused = reports.get("publisher_rows", 0) + reports.get("publisher_stream", 0)
     note("publishers", "refused", refused - (desks.refused if desks else 0), 0)
+    for node in deployment.sinks:
+        note(node, "unanswered_sink_requests", 0 if deployment.sink(node).idle else 1, 0)
     note("publishers", "repacked", reports.get("publisher_repacked", 0), 0)
     if plan.publish.ttl == TTL:  # else a head forgets an opening, and a late copy of it opens another session
         note("publishers", "fenced", reports.get("publisher_fenced", 0), int(plan.twin))

@@ -33,10 +33,12 @@ from tidings.protocols.kernel import Effects, Received
 from tidings.protocols.log import Installed
 from tidings.protocols.messages import Know
 from tidings.protocols.publishing import PublishSettings
+from tidings.protocols.sinks import SinkSettings
 from tidings.sim import scenario as plans
 from tidings.sim.build import Deployment
 from tidings.sim.faults import FaultEvent, Faults
 from tidings.sim.scenario import Scenario
+from tidings.sim.sinks import SinkPlan
 
 SECONDS = 24.0
 HEAL = 17.0
@@ -73,6 +75,7 @@ class Plan:
         self.keeper = keep.choice(self.scenario.regions).name if keep.random() < 0.5 else ""  # whose stream is leased
         self.operator = Operator(random.Random(f"operator/{seed}")) if self.mood == "swarm" else None
         self.aims = self._aims()
+        self.sinks, self.sinking = _sinks(self)
 
     def _aims(self) -> list[tuple[float, Aim]]:
         """Aimed faults and when they strike; two regions have no way round a cut."""
@@ -182,6 +185,30 @@ def _publisher(stream: plans.Stream, rng: random.Random, share: int, region: str
         stop=HEAL,
         collect_every=rng.choice([None, 100, 300]),
     )
+
+
+def _sinks(plan: Plan) -> tuple[tuple[SinkPlan, ...], SinkSettings]:
+    """Queries that write to streams of real rows; where nothing breaks they do not either."""
+    rng = random.Random(f"sinks/{plan.seed}")
+    streams = [stream for stream in plan.scenario.streams if stream.rows == "arrow"]
+    mishaps = 0.0 if plan.mood == "calm" else 0.6
+    sinks = [
+        SinkPlan(
+            name=f"query-{at}",
+            region=rng.choice(plan.scenario.regions).name,
+            stream=stream.name,
+            owner=stream.region,
+            rows=rng.choice([10, 40]),
+            stop=HEAL,
+            mishaps=mishaps,
+            keyed=stream.gc.startswith("by-key"),
+        )
+        for at, stream in enumerate(rng.sample(streams, min(len(streams), rng.randint(1, 2))))
+    ]
+    if plan.mood == "calm":  # nor are they in anybody's way
+        return tuple(sinks), SinkSettings()
+    ttl, parts, ahead = rng.choice([2.0, TTL]), rng.choice([1, 2]), rng.choice([1, 4])
+    return tuple(sinks), SinkSettings(ttl=ttl, parts=parts, ahead=ahead, retry=0.3)
 
 
 # --- aimed faults -----------------------------------------------------------------------------------------

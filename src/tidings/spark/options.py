@@ -113,7 +113,7 @@ class ReadOptions(ConnectOptions, frozen=True, kw_only=True):
             ending=ending or LATEST,
             max_offsets=_count(given, "maxOffsetsPerTrigger"),
             min_partitions=_count(given, "minPartitions") or 1,
-            fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
+            fail_on_data_loss=flag(given, "failOnDataLoss", default=True),
             filter=given.get("filter", ""),
             lease_seconds=_positive(given, "leaseSeconds", LEASE_SECONDS),
             lease_bytes=_count(given, "leaseBytes") or BYTES,
@@ -180,7 +180,8 @@ def _positive(given: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
-def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+def flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """The value of an option that is true or false."""
     text = given.get(name)
     if text is None:
         return default
