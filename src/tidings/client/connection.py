@@ -39,12 +39,13 @@ from tidings.client.events import Ack, Reason, StreamInfo
 from tidings.client.fabric import Heard
 from tidings.client.machine import Answered, Ask, Broken, ClientMachine, Drop, MachineSettings, Open, Submit
 from tidings.client.packing import CHUNK, CHUNK_BYTES, MAX_PAYLOAD, SHORT, Attrs, Lane, Packer
+from tidings.client.receipts import Ledger
 from tidings.client.subscription import Subscription
 from tidings.client.url import parse_url
 from tidings.core.errors import BadInput
 from tidings.core.filters import conform, parse, parse_attributes
 from tidings.core.gc import GcPolicy
-from tidings.core.ids import FIRST, NodeId, RegionId, StreamId
+from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_internal
 from tidings.core.predicates import Predicate
 from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, before_rows, where_rows
 from tidings.net.host import PEER, Host
@@ -62,6 +63,7 @@ from tidings.protocols.catalog import (
 )
 from tidings.protocols.kernel import Command, Message
 from tidings.protocols.publishing import Acked, Refused
+from tidings.protocols.receipts import Receipt, Receipts
 from tidings.protocols.subscriptions import EARLIEST, LATEST, Ended, Fed, Lost, Saved
 
 TIMEOUT = 10.0  # seconds to find the cluster, and to make posted events durable at the end; ours
@@ -84,13 +86,16 @@ def connect(
     timeout: float = TIMEOUT,
     tls: ssl.SSLContext | None = None,
     settings: MachineSettings | None = None,
+    receipts: bool | None = None,
 ) -> Connection:
     """A connection to the cluster at ``url``, to be entered with ``async with``.
 
     ``client_id`` names the publisher: of clients with the same one the newest may publish, older ones are fenced.
     ``peer``: take part in the region's fabric and forward to others.
+    ``receipts``: tell the region what was delivered, so that it can be audited; None: if the cluster asks for it.
     """
-    return Connection(url, client_id, peer, token or "", cluster, timeout, tls, settings or MachineSettings())
+    settings = settings or MachineSettings()
+    return Connection(url, client_id, peer, token or "", cluster, timeout, tls, settings, receipts)
 
 
 class Connection:
@@ -106,8 +111,12 @@ class Connection:
         timeout: float,
         tls: ssl.SSLContext | None,
         settings: MachineSettings,
+        receipts: bool | None = None,
     ) -> None:
         self.url = url
+        self._receipts = receipts
+        self._ledger = Ledger(self._send_receipts)
+        self._holder = 0  # of the newest subscription
         self.client_id = client_id or f"client-{secrets.token_hex(6)}"
         if not _CLIENT_ID.fullmatch(self.client_id):
             raise BadInput(
@@ -208,6 +217,7 @@ class Connection:
             closed = Closed("the connection is closed")
             for subscription in list(self._subscriptions.values()):
                 await subscription.close()
+            await self._ledger.close()
             self._fail(closed)
             self._error = closed
             if self._reporter is not None:
@@ -345,10 +355,12 @@ class Connection:
         start: Start = "latest",
         order: str = "publisher",
         name: str | None = None,
+        receipts: bool | None = None,
     ) -> Opening:
         """Events of one or several streams, from ``start`` on, for which ``where`` is true.
 
         With a ``name`` the subscription is durable: it continues behind what was acknowledged under that name.
+        ``receipts``: as for `connect`, for this subscription alone.
         """
         if order == "total":
             raise NotBuilt(
@@ -359,25 +371,37 @@ class Connection:
         streams = [*([stream] if isinstance(stream, str) else stream), *more]
         if not streams or len(set(streams)) < len(streams):
             raise BadInput(f"subscribe to {streams}: name at least one stream, and each once")
-        return Opening(self, streams, where or "", _position(start), name)
+        return Opening(self, streams, where or "", _position(start), name, receipts)
 
-    async def _subscribe(self, streams: list[StreamId], where: str, lo: int, name: str | None) -> Subscription:
+    async def _subscribe(
+        self, streams: list[StreamId], where: str, lo: int, name: str | None, receipts: bool | None = None
+    ) -> Subscription:
         for stream in streams:
             definition = await self._known(stream)
             if where:
                 parse(where, parse_attributes(definition.attrs))  # `BadFilter` says where it is wrong
-        holder = int(time.time() * 1e6)
+        holder = self._holder = max(int(time.time() * 1e6), self._holder + 1)
         opens: list[Open] = []
         for stream in streams:
             self._last_id += 1
             opens.append(Open(self._last_id, stream, lo, where, name, holder))
         subscription = Subscription(self, opens, self._forget, self._loop)
         self._subscriptions |= dict.fromkeys(subscription.feeds, subscription)
+        if next((asked for asked in (receipts, self._receipts) if asked is not None), self._machine.receipts):
+            subscription.on_taken = self._ledger.note
+            for open in opens:
+                if not is_internal(open.stream):
+                    self._ledger.open(open.id, name or self.client_id, holder, open.stream)
         return await subscription.__aenter__()
 
     def _forget(self, ids: list[int]) -> None:
         for id in ids:
             self._subscriptions.pop(id, None)
+            self._ledger.end(id)
+
+    async def _send_receipts(self, receipts: tuple[Receipt, ...]) -> None:
+        nonce = self._nonce()
+        await self._ask(Ask(nonce, Receipts(nonce, receipts), self.region, True))
 
     def join(self, group: str) -> NoReturn:
         """Events and membership views in one total order: not built yet."""
@@ -397,7 +421,7 @@ class Connection:
         told = await self._ask(Ask(nonce, Describe(nonce)))
         assert isinstance(told, Description)
         out = []
-        for stream in sorted(told.streams, key=lambda each: each.name):
+        for stream in sorted([each for each in told.streams if not is_internal(each.name)], key=lambda each: each.name):
             state = told.states.get(stream.name)
             horizon, live, collected = (state.horizon, state.live, state.collected) if state else (FIRST, 0, 0)
             out.append(StreamInfo(stream.name, stream.region, stream.gc, stream.attrs, horizon, live, collected))
@@ -581,9 +605,17 @@ class Connection:
 class Opening:
     """A subscription that is not open yet: ``async with`` opens it."""
 
-    def __init__(self, connection: Connection, streams: list[StreamId], where: str, lo: int, name: str | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        streams: list[StreamId],
+        where: str,
+        lo: int,
+        name: str | None,
+        receipts: bool | None,
+    ) -> None:
         self._connection = connection
-        self._request = (streams, where, lo, name)
+        self._request = (streams, where, lo, name, receipts)
         self._subscription: Subscription | None = None
 
     async def open(self) -> Subscription:

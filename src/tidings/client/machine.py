@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from tidings.client.fabric import Fabric, Heard
 from tidings.core.filters import Filter, parse, parse_attributes
-from tidings.core.ids import NodeId, RegionId, StreamId
+from tidings.core.ids import NodeId, RegionId, StreamId, is_internal
 from tidings.core.rows import Rows
 from tidings.protocols.catalog import Because, Defined, Describe, Description, NotDefined, StreamDef, Why
 from tidings.protocols.client import ClientSettings
@@ -51,6 +51,7 @@ from tidings.protocols.publishing import (
     Rejected,
     SessionOpened,
 )
+from tidings.protocols.receipts import ReceiptsKept
 from tidings.protocols.subscriptions import (
     LATEST,
     CursorAt,
@@ -184,7 +185,7 @@ class MachineSettings(Value, frozen=True, gc=False):
 
 
 PUBLISHING = frozenset({Published, Rejected, SessionOpened})
-ANSWERS = frozenset({Description, Defined, NotDefined, Because})
+ANSWERS = frozenset({Description, Defined, NotDefined, Because, ReceiptsKept})
 SUBSCRIBING = frozenset({Feed, Unfollowed})
 
 _OWN = 1 << 62  # nonces of the machine's own questions begin here
@@ -230,6 +231,7 @@ class ClientMachine:
         self.opened: dict[int, Open] = {}  # every subscription, whoever feeds it
         self.asking: dict[int, Asking] = {}
         self.fabric: Fabric | None = None
+        self.receipts = False  # the cluster asks its subscribers for receipts
         self.described: Time | None = None  # when the last own description was asked for
         self.lost: Time = -1e18  # when a node was last lost
         self._nonce = _OWN
@@ -345,7 +347,7 @@ class ClientMachine:
                 out = self._learn_all(now, message)
             case Defined(nonce, definition):
                 self.streams[definition.name] = definition
-            case NotDefined(nonce):
+            case NotDefined(nonce) | ReceiptsKept(nonce):
                 pass
             case Because(stream, seq):
                 found = [n for n, asking in self.asking.items() if asking.ask.message == Why(stream, seq)]
@@ -360,6 +362,8 @@ class ClientMachine:
         first = not self.home
         if first:
             self.home = told.region
+        if told.region == self.home:
+            self.receipts = told.receipts
         for stream in told.streams:
             known = self.streams.get(stream.name)
             if known is None or not known.attrs.startswith(stream.attrs):  # attributes are only ever added
@@ -367,7 +371,7 @@ class ClientMachine:
         for membership in told.memberships:
             out.extend(self._learn(now, membership))
         if first and self.peer:
-            horizons = {name: state.horizon for name, state in told.states.items()}
+            horizons = {name: state.horizon for name, state in told.states.items() if not is_internal(name)}
             membership = self.memberships[self.home]
             self.fabric = Fabric(self.me, self.home, membership, horizons, self.settings.fabric, self.rng)
             out.extend(self.fabric.start(now))

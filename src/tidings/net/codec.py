@@ -46,6 +46,7 @@ from tidings.protocols import (
     proxy,
     publishing,
     pull,
+    receipts,
     subscriptions,
     views,
 )
@@ -64,7 +65,7 @@ MESSAGES: tuple[type, ...] = (
     *(interregion.Advertise, interregion.Solicit, interregion.Subscribe, interregion.Unsubscribe),
     *(views.View, pull.Probe),
     *(catalog.Define, catalog.Defined, catalog.NotDefined, catalog.Describe, catalog.Description),
-    *(catalog.Why, catalog.Because),
+    *(catalog.Why, catalog.Because, receipts.Receipts, receipts.ReceiptsKept),
     *(subscriptions.Follow, subscriptions.Feed, subscriptions.Consumed, subscriptions.Unfollow),
     *(subscriptions.Unfollowed, subscriptions.OpenCursor, subscriptions.SaveCursor, subscriptions.CursorAt),
 )
@@ -75,7 +76,7 @@ FROM_CLIENTS: frozenset[type] = frozenset(
         *(messages.Offer, messages.Want, messages.Know, messages.Read, views.View, pull.Probe),
         *(publishing.OpenSession, publishing.Publish, catalog.Define, catalog.Describe, catalog.Why),
         *(subscriptions.Follow, subscriptions.Consumed, subscriptions.Unfollow),
-        *(subscriptions.OpenCursor, subscriptions.SaveCursor),
+        *(subscriptions.OpenCursor, subscriptions.SaveCursor, receipts.Receipts),
     )
 )
 """What a client may say; the rest is between nodes of the cluster."""
@@ -365,6 +366,7 @@ CHECKS: dict[type, Check] = {
     interregion.Advertise: lambda advert: _sound(advert.membership) and _natural(advert.horizons.values()),
     subscriptions.Learn: lambda command: _sound(command.membership),
     catalog.Description: lambda told: all([_sound(each) for each in told.memberships]),
+    receipts.Receipts: lambda message: all([each.sound for each in message.receipts]),
     subscriptions.Follow: lambda follow: subscriptions.LATEST <= follow.lo <= NEVER,
 }
 

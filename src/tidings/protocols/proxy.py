@@ -20,7 +20,7 @@ from tidings.core.filters import ARROW, parse_attributes
 from tidings.core.filters import parse as parse_filter
 from tidings.core.gc import GcPolicy, due_before
 from tidings.core.history import History
-from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_internal
+from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_hidden
 from tidings.core.predicates import predicates_in
 from tidings.core.rows import ROW_SCHEMA, WHERE, ArrowRows, CountedRows, Origin, Rows, before_rows
 from tidings.core.span import MESSAGE_BYTES, Span
@@ -103,6 +103,9 @@ from tidings.protocols.publishing import (
     renumber,
 )
 from tidings.protocols.pull import PullProxy, PullSettings
+from tidings.protocols.receipts import Receipts, ReceiptSettings, ReceiptsKept, receipt_rows
+from tidings.protocols.receipts import definition as receipts_definition
+from tidings.protocols.receipts import sound as sound_receipts
 from tidings.protocols.subscriptions import (
     CURSORS,
     Consumed,
@@ -124,7 +127,7 @@ OWNER = "_owner"
 CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Current, BeatTick, RetryTick})
 VIEWS = frozenset({View, GossipTick})
 SUBSCRIPTIONS = frozenset({Follow, Consumed, Unfollow, FeedTick})
-HEAD_ONLY = frozenset({Publish, OpenSession, Define, OpenCursor, SaveCursor})
+HEAD_ONLY = frozenset({Publish, OpenSession, Define, OpenCursor, SaveCursor, Receipts})
 INTER_REGION = frozenset({Know, Done, Advertise, Subscribe, Unsubscribe, Solicit, AdvertiseTick, PumpTick})
 
 
@@ -141,6 +144,7 @@ class ProxySettings(Value, frozen=True, gc=False):
     views: ViewsSettings = ViewsSettings()
     pull: PullSettings = PullSettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
+    receipts: ReceiptSettings = ReceiptSettings()
     maintain: float = 0.5
 
 
@@ -166,6 +170,8 @@ class Proxy:
         ttl = f"by-key,older-than:{settings.publish.ttl}s"
         self.policies = {PUBLISHERS: GcPolicy.parse(ttl), CURSORS: GcPolicy.parse("by-key")}
         self.policies |= {definitions_of(name): GcPolicy.parse("by-key") for name in self.catalog.regions}
+        self.receipts = receipts_definition(region, settings.receipts)
+        self.policies[self.receipts.name] = GcPolicy.parse(settings.receipts.gc)
         self.policies |= {stream.name: GcPolicy.parse(stream.gc) for stream in streams}
         self.clocks = {s.name: HybridClock(s.number) for s in streams if s.region == region}
         owners = {definitions_of(name): name for name in self.catalog.regions}
@@ -275,6 +281,7 @@ class Proxy:
                 out.extend(self.inter_region.committed(stream))
             if stream in self.streams:
                 out.extend(self.pull.advance(now, stream))
+            if stream in self.streams or stream == self.receipts.name:
                 out.extend(self.subscriptions.committed(stream, _parts_of(stream, fresh)))
         answers = self.waiting.pop(item.record.lsn, ())
         return out + [Send(node, answer) for node, answer in answers]
@@ -316,6 +323,8 @@ class Proxy:
             return self._define(now, src, message)
         if isinstance(message, OpenCursor | SaveCursor):
             return self._cursor(now, src, message)
+        if isinstance(message, Receipts):
+            return self._keep(now, src, message)
         assert isinstance(message, Publish)
         return self._publish(now, src, message)
 
@@ -447,9 +456,22 @@ class Proxy:
         effects = self._append(now, [part], None)
         return [*effects, *self._answer(src, self.log.last, answer)]
 
+    def _keep(self, now: Time, src: NodeId, message: Receipts) -> Effects:
+        """Write receipts down; asked again they are written again, which says nothing new."""
+        if not sound_receipts(message):
+            return [Report("bad_message")]
+        if self.chain.busy:
+            return [Report("receipts_busy")]  # asked again later
+        stream = self.receipts.name
+        lo = self.log.ends[stream]
+        part = Span.of(stream, lo, receipt_rows(lo, message.receipts, src, now, self.region))
+        effects = self._append(now, [part], None)
+        return [*effects, *self._answer(src, self.log.last, ReceiptsKept(message.nonce))]
+
     def _match(self, stream: StreamId, where: str) -> Match:
         """The filter of a subscription."""
-        return parse_filter(where, parse_attributes(self.streams[stream].attrs)).mask
+        definition = self.receipts if stream == self.receipts.name else self.streams[stream]
+        return parse_filter(where, parse_attributes(definition.attrs)).mask
 
     def _rows_fit(self, stream: StreamDef, rows: ArrowRows) -> bool:
         """Whether the columns are those that every stream has and some of its attributes, and its predicates final."""
@@ -469,7 +491,7 @@ class Proxy:
 
     def _read(self, src: NodeId, read: Read) -> Effects:
         history = self.log.histories.get(read.stream)
-        if history is None or is_internal(read.stream) or not FIRST <= read.lo < read.hi:
+        if history is None or is_hidden(read.stream) or not FIRST <= read.lo < read.hi:
             return [Report("bad_message")]
         try:
             return [Send(src, Answer(history.rows(read.lo, read.hi, read.asof)))]
@@ -483,13 +505,14 @@ class Proxy:
         if isinstance(message, Describe):
             own = self.chain.membership
             others = [self.inter_region.peers[name] for name in sorted(self.inter_region.peers)]
-            known = {name: self.log.histories[name] for name in self.streams if name in self.log.histories}
+            told = [*[stream for stream in self.streams.values() if not stream.deleted], self.receipts]
+            known = {each.name: self.log.histories[each.name] for each in told if each.name in self.log.histories}
             states = {name: StreamState(h.horizon, h.live, h.collected) for name, h in known.items()}
-            alive = tuple([stream for stream in self.streams.values() if not stream.deleted])
-            return Description(message.nonce, self.region, (own, *others), alive, states)
+            ask = self.settings.receipts.ask
+            return Description(message.nonce, self.region, (own, *others), tuple(told), states, ask)
         assert isinstance(message, Why)
         history = self.log.histories.get(message.stream)
-        if history is None or is_internal(message.stream):
+        if history is None or is_hidden(message.stream):
             return Because(message.stream, message.seq, "unknown stream")
         if message.seq >= history.horizon:
             return Because(message.stream, message.seq, "not published yet")
@@ -507,11 +530,15 @@ class Proxy:
         self.publishers.expire(now)
         for stream, history in self.log.histories.items():
             history.purge()
-            if self.chain.is_head and (stream == PUBLISHERS or stream in self.clocks) and not self.chain.busy:
+            if self.chain.is_head and self._collects(stream) and not self.chain.busy:
                 before = due_before(self.policies[stream], history, now)
                 if before is not None:
                     out.extend(self._append(now, [self._before(now, stream, before)], None))
         return out
+
+    def _collects(self, stream: StreamId) -> bool:
+        """Whether it is for this region to publish what a stream's policy owes."""
+        return stream in self.clocks or stream in (PUBLISHERS, self.receipts.name)
 
     def _before(self, now: Time, stream: StreamId, before: int) -> Span:
         """The owner's own collecting event, as a policy demands (A1.43)."""
