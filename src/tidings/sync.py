@@ -25,6 +25,7 @@ from tidings.client import connection
 from tidings.client.errors import Closed, Full
 from tidings.client.events import Ack, Event, Reason, Rows, StreamInfo
 from tidings.client.packing import PENDING, Attrs
+from tidings.client.reading import Reading as AsyncReading
 from tidings.client.subscription import Subscription as AsyncSubscription
 from tidings.net.loop import loop_factory
 
@@ -195,13 +196,17 @@ class Connection:
         """Events of one or several streams; options as for the asynchronous `subscribe`."""
         return Subscription(self, self._async.subscribe(stream, *more, **options))
 
+    def read(self, stream: str, lo: int, hi: int, **options: Any) -> Reading:
+        """Exactly the rows of [lo, hi) as of a number; options asof, where, replica as for the asynchronous `read`."""
+        return Reading(self, self._async.read(stream, lo, hi, **options))
+
     def why(self, stream: str, seq: int) -> Reason:
         """What has become of a number."""
         return self._call(self._async.why(stream, seq))
 
-    def streams(self) -> list[StreamInfo]:
-        """All streams, and how they stand."""
-        return self._call(self._async.streams())
+    def streams(self, pattern: str = "") -> list[StreamInfo]:
+        """All streams (whose whole name matches a regular expression), and how they stand."""
+        return self._call(self._async.streams(pattern))
 
     def stream(self, name: str) -> StreamInfo:
         """One stream, and how it stands."""
@@ -232,6 +237,32 @@ class Connection:
     def client_id(self) -> str:
         """The id it publishes under."""
         return self._async.client_id
+
+
+class Reading:
+    """A read for blocking code: ``with`` opens it, ``for`` takes rows, a span at a time."""
+
+    def __init__(self, connection: Connection, reading: AsyncReading) -> None:
+        self._connection = connection
+        self._reading = reading
+
+    def __enter__(self) -> Reading:
+        self._connection._call(self._reading.open())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection._loop is not None:
+            self._connection._call(self._reading.close())
+
+    def __iter__(self) -> Iterator[Rows]:
+        while spans := self.take():
+            yield from spans
+
+    def take(self, timeout: float | None = None) -> list[Rows]:
+        """The next spans, as many as are there; empty at the end. Raises `TimeoutError` if none comes in time."""
+        return self._connection._call(self._reading.take(), timeout)
 
 
 class Subscription:

@@ -21,6 +21,7 @@ from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -39,6 +40,7 @@ from tidings.client.events import Ack, Reason, StreamInfo
 from tidings.client.fabric import Heard
 from tidings.client.machine import Answered, Ask, Broken, ClientMachine, Drop, MachineSettings, Open, Submit
 from tidings.client.packing import CHUNK, CHUNK_BYTES, MAX_PAYLOAD, SHORT, Attrs, Lane, Packer
+from tidings.client.reading import Reading
 from tidings.client.receipts import Ledger
 from tidings.client.subscription import Subscription
 from tidings.client.url import parse_url
@@ -59,6 +61,7 @@ from tidings.protocols.catalog import (
     NotDefined,
     Operation,
     StreamDef,
+    StreamState,
     Why,
 )
 from tidings.protocols.kernel import Command, Message
@@ -385,13 +388,49 @@ class Connection:
         for stream in streams:
             self._last_id += 1
             opens.append(Open(self._last_id, stream, lo, where, name, holder))
+        wanted = next((asked for asked in (receipts, self._receipts) if asked is not None), self._machine.receipts)
+        return await self._enter(opens, name or self.client_id if wanted else None)
+
+    def read(
+        self,
+        stream: StreamId,
+        lo: int,
+        hi: int,
+        *,
+        asof: int | None = None,
+        where: str | None = None,
+        replica: int | None = None,
+    ) -> Reading:
+        """Exactly the rows of [lo, hi) that survive collection by the events below ``asof`` (default: ``hi``).
+
+        The same from every replica; ``replica`` says which of the region to begin with. What is not there yet is
+        waited for; what nobody remembers as of that number is `AsofGone`, and a lease keeps it from happening.
+        """
+        if not FIRST <= lo < hi:
+            raise BadInput(f"{stream}: [{lo}, {hi}) is not a range of numbers: they begin at {FIRST}, and lo < hi")
+        if asof is not None and asof < FIRST:
+            raise BadInput(f"{stream}: asof={asof}: a stream begins at {FIRST}")
+        return Reading(self, stream, lo, hi, hi if asof is None else asof, where or "", replica)
+
+    async def _read(
+        self, stream: StreamId, lo: int, hi: int, asof: int, where: str, replica: int | None
+    ) -> Subscription:
+        definition = await self._known(stream)
+        if where:
+            parse(where, parse_attributes(definition.attrs))
+        self._last_id += 1
+        open = Open(self._last_id, stream, lo, where, None, 0, hi, asof, replica)
+        return await self._enter([open])
+
+    async def _enter(self, opens: list[Open], subscriber: str | None = None) -> Subscription:
+        """Open a subscription; it sends receipts in the name of ``subscriber``, if there is one."""
         subscription = Subscription(self, opens, self._forget, self._loop)
         self._subscriptions |= dict.fromkeys(subscription.feeds, subscription)
-        if next((asked for asked in (receipts, self._receipts) if asked is not None), self._machine.receipts):
+        if subscriber is not None:
             subscription.on_taken = self._ledger.note
             for open in opens:
                 if not is_internal(open.stream):
-                    self._ledger.open(open.id, name or self.client_id, holder, open.stream)
+                    self._ledger.open(open.id, subscriber, open.holder, open.stream)
         return await subscription.__aenter__()
 
     def _forget(self, ids: list[int]) -> None:
@@ -415,16 +454,21 @@ class Connection:
 
     # --- streams --------------------------------------------------------------------------------------------
 
-    async def streams(self) -> list[StreamInfo]:
-        """All streams, and how they stand in the region that the client is connected to."""
+    async def streams(self, pattern: str = "") -> list[StreamInfo]:
+        """All streams (whose whole name matches a regular expression), as they stand in the region of the client."""
+        try:
+            matching = re.compile(pattern or ".*")
+        except re.error as error:
+            raise BadInput(f"{pattern!r} is no regular expression: {error}") from None
         nonce = self._nonce()
         told = await self._ask(Ask(nonce, Describe(nonce)))
         assert isinstance(told, Description)
         out = []
-        for stream in sorted([each for each in told.streams if not is_internal(each.name)], key=lambda each: each.name):
-            state = told.states.get(stream.name)
-            horizon, live, collected = (state.horizon, state.live, state.collected) if state else (FIRST, 0, 0)
-            out.append(StreamInfo(stream.name, stream.region, stream.gc, stream.attrs, horizon, live, collected))
+        for stream in sorted(told.streams, key=lambda each: each.name):
+            if is_internal(stream.name) or not matching.fullmatch(stream.name):
+                continue
+            state = told.states.get(stream.name, StreamState(FIRST, 0, 0))
+            out.append(StreamInfo(stream.name, stream.region, stream.gc, stream.attrs, *msgspec.structs.astuple(state)))
         return out
 
     async def stream(self, name: StreamId) -> StreamInfo:

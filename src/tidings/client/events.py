@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from tidings.core.ids import FIRST
 from tidings.core.rows import DATA, ROW_SCHEMA, WHERE, ArrowRows, Origin
 from tidings.core.span import Span
 
@@ -69,6 +70,8 @@ class StreamInfo(msgspec.Struct, frozen=True):
     horizon: int  # the first number that is not there yet
     live: int
     collected: int
+    earliest: int = FIRST  # every row below this has been collected
+    floor: int = FIRST  # reads as of less may be refused
 
 
 class Reason(msgspec.Struct, frozen=True):

@@ -79,7 +79,10 @@ class Submit(Command, frozen=True, gc=False):
 
 
 class Open(Command, frozen=True, gc=False):
-    """Subscribe to one stream; ``lo`` is a number, EARLIEST or LATEST, and ``holder`` grows with time."""
+    """Subscribe to one stream; ``lo`` is a number, EARLIEST or LATEST, and ``holder`` grows with time.
+
+    With ``asof`` it is a read of [lo, hi); ``replica`` says which of the region to begin with (else any).
+    """
 
     id: int
     stream: StreamId
@@ -87,6 +90,9 @@ class Open(Command, frozen=True, gc=False):
     where: str
     name: str | None
     holder: int
+    hi: int = 0
+    asof: int = 0
+    replica: int | None = None
 
 
 class Taken(Command, frozen=True, gc=False):
@@ -388,11 +394,10 @@ class ClientMachine:
         publisher = self.publishers.get(region)
         if publisher is not None:
             out.extend(publisher.learn(membership))
-        if region == self.home:
-            for id in list(self.subscribers):
-                out.extend(self._subscriber(now, id, Learn(membership)))
-            if self.fabric is not None:
-                self.fabric.learn(membership)
+        for id in list(self.subscribers):
+            out.extend(self._subscriber(now, id, Learn(membership)))
+        if region == self.home and self.fabric is not None:
+            self.fabric.learn(membership)
         return out
 
     def _not_head(self, now: Time, input: Received, membership: Membership) -> Effects:
@@ -476,7 +481,7 @@ class ClientMachine:
         """A peer taps its fabric; whoever is none, has a name or begins earlier follows a replica."""
         self.opened[command.id] = command
         fabric = self.fabric
-        if fabric is not None and command.name is None:
+        if fabric is not None and command.name is None and not command.hi:
             at = fabric.latest(command.stream) if command.lo == LATEST else command.lo
             if at is not None and fabric.covers(command.stream, at):
                 return fabric.tap(command.id, command.stream, at, self._filter(command))
@@ -500,7 +505,9 @@ class ClientMachine:
     def _tapped(self, id: int, subscriber: Subscriber) -> Effects:
         """Let the fabric continue what a replica has fed so far, if it can."""
         at, fabric = subscriber.horizon, self.fabric
-        if fabric is None or at is None or subscriber.name is not None or not fabric.covers(subscriber.stream, at):
+        if fabric is None or at is None or subscriber.name is not None or subscriber.hi:
+            return NOTHING
+        if not fabric.covers(subscriber.stream, at):
             return NOTHING
         del self.subscribers[id]
         tapped = fabric.tap(id, subscriber.stream, at, self._filter(self.opened[id]), subscriber.ahead)
@@ -509,8 +516,9 @@ class ClientMachine:
     def _follow(self, now: Time, open: Open) -> Effects:
         membership, settings = self.memberships[self.home], self.settings.subscriptions
         args = (open.id, open.stream, open.lo, open.where, open.name)
-        subscriber = Subscriber(*args, membership, settings, open.holder)
-        subscriber.turn = self._offset + open.id
+        owner = self.memberships.get(self.streams[open.stream].region) if open.asof else None
+        subscriber = Subscriber(*args, membership, settings, open.holder, open.hi, open.asof, owner)
+        subscriber.turn = self._offset + open.id if open.replica is None else open.replica
         self.subscribers[open.id] = subscriber
         return self._ticking(open.id, subscriber.start(now))
 

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Protocol
 
-from tidings.client.errors import Closed, SubscriptionEnded, Superseded, TidingsError
+from tidings.client.errors import AsofGone, Closed, SubscriptionEnded, Superseded, TidingsError
 from tidings.client.events import Event, Rows, events_of
 from tidings.client.machine import Close, Open, Processed, Taken
 from tidings.core.ids import StreamId
@@ -179,6 +179,8 @@ class Subscription:
             self._queue.clear()
             self._rest = iter(())
             self.end(Superseded(f"{stream}: {ended.reason}; close this subscription, or open it again to take it back"))
+        elif ended.floor:
+            self.end(AsofGone(ended.reason, ended.floor))
         else:
             self.end(SubscriptionEnded(f"{stream}: {ended.reason}"))
 
@@ -215,6 +217,35 @@ class Subscription:
     async def _span(self) -> Span:
         """The next span; what came before it is processed."""
         self._processed_current()
+        await self._some()
+        self._current = feed, span = self._queue.popleft()
+        self._taken += 1
+        feed.taken = span.hi
+        if self.on_taken is not None:
+            self.on_taken(feed.id, span)
+        if self._taken >= CREDIT or not self._queue:
+            self._credit()
+        return span
+
+    async def taken(self) -> list[Span]:
+        """Every span that is there, at least one, of a subscription to one stream."""
+        await self._some()
+        spans = [span for _, span in self._queue]
+        self._queue[-1][0].taken = spans[-1].hi
+        self._queue.clear()
+        self._credit()
+        return spans
+
+    def _credit(self) -> None:
+        """Tell the machine what was taken: its sender may go on."""
+        self._taken = 0
+        for each in self.feeds.values():
+            if each.taken > each.credited:
+                each.credited = each.taken
+                self._connection.command(Taken(each.id, each.taken))
+
+    async def _some(self) -> None:
+        """Wait until there is a span."""
         while not self._queue:
             if self._error is not None:
                 raise self._error
@@ -225,18 +256,6 @@ class Subscription:
                 await self._waiter
             finally:
                 self._waiter = None
-        self._current = feed, span = self._queue.popleft()
-        self._taken += 1
-        feed.taken = span.hi
-        if self.on_taken is not None:
-            self.on_taken(feed.id, span)
-        if self._taken >= CREDIT or not self._queue:
-            self._taken = 0
-            for each in self.feeds.values():
-                if each.taken > each.credited:
-                    each.credited = each.taken
-                    self._connection.command(Taken(each.id, each.taken))
-        return span
 
     def _processed_current(self) -> None:
         if self._current is not None:

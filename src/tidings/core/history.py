@@ -352,15 +352,15 @@ class History:
 
     # --- asking -----------------------------------------------------------------------------------------
 
-    def rows(self, lo: int, hi: int, asof: int) -> Span:
-        """Exactly the rows of [lo, hi) that survive collection by the events below asof."""
+    def rows(self, lo: int, hi: int, asof: int, limit_rows: int = NEVER) -> Span:
+        """Exactly the rows of [lo, hi), cut short after so many, that survive collection by the events below asof."""
         if not FIRST <= lo < hi:
             raise BadInput(f"{self.stream}: [{lo}, {hi}) is not a range of numbers")
         if asof < self.floor:
             raise AsofGone(f"{self.stream}: as of {asof} is forgotten; ask as of {self.floor} or later", self.floor)
         if hi > self.horizon or asof > self.horizon:
             raise NotYet(f"{self.stream}: [{lo}, {hi}) as of {asof} is beyond horizon {self.horizon}", self.horizon)
-        return self._survivors(lo, hi, asof, NEVER)
+        return self._survivors(lo, hi, asof, limit_rows)
 
     def know(self, lo: int, hi: int, limit_rows: int | None = None) -> list[Span]:
         """The best that is known of [lo, hi) up to the horizon; cut short after so many rows or a message full."""

@@ -19,7 +19,7 @@ import msgspec
 from tidings.core.errors import BadInput
 from tidings.core.filters import parse_attributes
 from tidings.core.gc import GcPolicy
-from tidings.core.ids import RegionId, StreamId
+from tidings.core.ids import FIRST, RegionId, StreamId
 from tidings.core.rows import ArrowRows, Origin, Rows, data_rows
 from tidings.core.ticks import MAX_STREAMS
 from tidings.protocols.kernel import Message, Value
@@ -78,6 +78,8 @@ class StreamState(Value, frozen=True, gc=False):
     horizon: int
     live: int
     collected: int
+    low: int = FIRST  # every row below this has been collected
+    floor: int = FIRST  # reads as of less are refused
 
 
 class Description(Message, frozen=True, gc=False):

@@ -507,7 +507,7 @@ class Proxy:
             others = [self.inter_region.peers[name] for name in sorted(self.inter_region.peers)]
             told = [*[stream for stream in self.streams.values() if not stream.deleted], self.receipts]
             known = {each.name: self.log.histories[each.name] for each in told if each.name in self.log.histories}
-            states = {name: StreamState(h.horizon, h.live, h.collected) for name, h in known.items()}
+            states = {name: StreamState(h.horizon, h.live, h.collected, h.low, h.floor) for name, h in known.items()}
             ask = self.settings.receipts.ask
             return Description(message.nonce, self.region, (own, *others), tuple(told), states, ask)
         assert isinstance(message, Why)
