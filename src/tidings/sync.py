@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
@@ -24,6 +24,7 @@ import pyarrow as pa
 from tidings.client import connection
 from tidings.client.errors import Closed, Full
 from tidings.client.events import Ack, Event, Reason, Rows, StreamInfo
+from tidings.client.leasing import Lease as AsyncLease
 from tidings.client.packing import PENDING, Attrs
 from tidings.client.reading import Reading as AsyncReading
 from tidings.client.subscription import Subscription as AsyncSubscription
@@ -200,6 +201,10 @@ class Connection:
         """Exactly the rows of [lo, hi) as of a number; options asof, where, replica as for the asynchronous `read`."""
         return Reading(self, self._async.read(stream, lo, hi, **options))
 
+    def lease(self, stream: str, **options: Any) -> Lease:
+        """Keep rows readable as of a number; options asof, name, ttl, bytes, resume as for the asynchronous `lease`."""
+        return Lease(self, self._async.lease(stream, **options))
+
     def why(self, stream: str, seq: int) -> Reason:
         """What has become of a number."""
         return self._call(self._async.why(stream, seq))
@@ -237,6 +242,64 @@ class Connection:
     def client_id(self) -> str:
         """The id it publishes under."""
         return self._async.client_id
+
+
+class Lease:
+    """A lease for blocking code: ``with`` (or `open`) waits for it. It is renewed in the background."""
+
+    def __init__(self, connection: Connection, opening: connection.LeaseOpening) -> None:
+        self._connection = connection
+        self._opening = opening
+        self._lease: AsyncLease | None = None
+
+    def open(self) -> Lease:
+        """Wait for it; raises `LeaseExpired`."""
+        self._lease = self._connection._call(self._opening.open())
+        return self
+
+    def __enter__(self) -> Lease:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    @property
+    def asof(self) -> int:
+        """Rows can be read as of this number, and later ones."""
+        return self._held.asof
+
+    @property
+    def name(self) -> str:
+        """By which it can be resumed."""
+        return self._held.name
+
+    def move(self, asof: int, timeout: float | None = None) -> None:
+        """Rows are needed as of this number and later ones only."""
+        self._connection._call(self._held.move(asof), timeout)
+
+    def check(self) -> None:
+        """Raise `LeaseExpired` if it is over."""
+        self._held.check()
+
+    def release(self) -> None:
+        """It is needed no longer."""
+        self._connection._call(_called(self._held.release))
+
+    def leave(self) -> None:
+        """Renew it no longer, but let it be: somebody may resume it before it expires."""
+        self._connection._call(_called(self._held.leave))
+
+    @property
+    def _held(self) -> AsyncLease:
+        if self._lease is None:
+            raise Closed("the lease is not open; use with t.lease(...)")
+        return self._lease
+
+
+async def _called(call: Callable[[], None]) -> None:
+    call()
 
 
 class Reading:

@@ -76,12 +76,12 @@ def test_check_prints_the_command_that_replays_a_violation(lab: Any) -> None:
         "hours_simulated": 0.5,
     }
     asked: list[Any] = []
-    lab("campaign", run=lambda *arguments: asked.append(arguments) or campaign)
+    lab("fleet", run=lambda *arguments: asked.append(arguments) or campaign)
     result = run("check", "sprinkler", "--seeds", "3..6", "--jobs", "1")
     assert result.exit_code == 3
     assert replay in result.stdout
     assert "never reached: retransmission" in result.stdout
-    assert asked == [("sprinkler", range(3, 6), None, 1)]
+    assert asked == [("sprinkler", range(3, 6), None, 1, None, Path("build/ledger"))]
 
 
 @pytest.mark.parametrize(("broken", "code"), [([], 0), (["planted off-by-one escaped"], 3)])

@@ -156,6 +156,24 @@ class Histories(RuleBasedStateMachine):
         self.all[name].release(holder)
         self.leases[name].pop(holder, None)
 
+    @rule(name=NAMES, limit=st.integers(1, 9))
+    def a_copy_of_what_leases_keep_answers_for_as_much(self, name: str, limit: int) -> None:
+        history = self.all[name]
+        if history.horizon == 1:
+            return
+        copy = History("s", history.policy, counted=self.counted)
+        while copy.horizon < history.horizon:
+            for span in history.kept(copy.horizon, history.horizon, limit):
+                copy.accept(span)
+        since = max(history.floor, min(self.leases[name].values(), default=history.horizon))
+        assert copy.floor <= max(since, history.horizon)
+        for asof in range(since, history.horizon + 1):
+            assert copy.rows(1, history.horizon, asof) == history.rows(1, history.horizon, asof)
+        for asof in self.leases[name].values():
+            dead = {event.seq for event in self.truth.survivors(1, history.horizon, max(asof, history.floor))}
+            dead -= {event.seq for event in self.truth.survivors(1, history.horizon, history.horizon)}
+            assert bool(history.held(max(asof, history.floor))) == bool(dead) or history.horizon < history.floor
+
     @rule(name=NAMES, budget=st.integers(1, 40))
     def purge(self, name: str, budget: int) -> None:
         history = self.all[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -32,8 +33,9 @@ def parse_seeds(text: str) -> range:
 
 def check(
     target: Annotated[
-        Target, typer.Argument(help="A protocol to simulate, or a cluster of real processes.", show_default=False)
-    ],
+        Target | None,
+        typer.Argument(help="A protocol to simulate, or a cluster of real processes.", show_default=False),
+    ] = None,
     seeds: Annotated[
         range | None,
         typer.Option(parser=parse_seeds, metavar="A..B", help="Seeds A to B-1; default 0..100, of the cluster 0..30."),
@@ -44,12 +46,28 @@ def check(
         typer.Option("--power-cuts", min=1, help="Cluster: cut the power so many times instead.", show_default=False),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at once; default: one per core.")] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            help="Run seeds as tasks of this Spark, e.g. 'local[2]'; those in the ledger are not run again.",
+            show_default=False,
+        ),
+    ] = None,
+    ledger: Annotated[bool, typer.Option("--ledger", help="Sum up all seeds ever run instead.")] = False,
+    ledger_dir: Annotated[Path, typer.Option(help="Where outcomes are kept, as Parquet.")] = Path("build/ledger"),
     as_json: Json = False,
 ) -> None:
     """Break a protocol, or a cluster of real processes, with random faults and judge every trace.
 
     With --mutants the judges are judged: planted bugs must be caught.
     """
+    if ledger:
+        _ledger(ledger_dir, as_json)
+        return
+    if target is None:
+        raise typer.BadParameter("say what to check: sprinkler or cluster (or --ledger for all that has been checked)")
+    if master is not None and (mutants or power_cuts is not None or target is Target.cluster):
+        raise typer.BadParameter("--master is for seeds of a simulation")
     processes = jobs or os.cpu_count() or 1
     if mutants and seeds is not None:
         raise typer.BadParameter("--mutants chooses its own seeds: leave out --seeds")
@@ -60,21 +78,16 @@ def check(
     elif mutants:
         _mutants(target.value, processes, as_json)
     elif target is Target.cluster:
-        _campaign(target.value, seeds or CLUSTER_SEEDS, 1, as_json)
+        _campaign(target.value, seeds or CLUSTER_SEEDS, 1, None, ledger_dir, as_json)
     else:
-        _campaign(target.value, seeds or range(100), processes, as_json)
+        _campaign(target.value, seeds or range(100), processes, master, ledger_dir, as_json)
 
 
-def _campaign(target: str, seeds: range, jobs: int, as_json: bool) -> None:
-    from tidings.lab import campaign
+def _campaign(target: str, seeds: range, jobs: int, master: str | None, folder: Path, as_json: bool) -> None:
+    from tidings.lab import fleet
 
     with progress(f"{target}, seeds {seeds.start}..{seeds.stop}") as report:
-        if target == Target.cluster:
-            from tidings.lab import cluster_campaign
-
-            result = cluster_campaign.run(seeds, report)
-        else:
-            result = campaign.run(target, seeds, report, jobs)
+        result = fleet.run(target, seeds, report, jobs, master, folder)
 
     def show() -> None:
         table("faults", ["kind", "count"], sorted(result["faults"].items()))
@@ -90,6 +103,24 @@ def _campaign(target: str, seeds: range, jobs: int, as_json: bool) -> None:
     emit(result, as_json, show)
     if result["violations"]:
         raise typer.Exit(BROKEN)
+
+
+def _ledger(folder: Path, as_json: bool) -> None:
+    from tidings.lab import fleet
+
+    result = fleet.totals(folder)
+
+    def show() -> None:
+        rows = [
+            (name, one["runs"], one["seeds"], one["violated"], one["hours_simulated"])
+            for name, one in result["by_target"].items()
+        ]
+        table("all seeds ever run", ["target", "runs", "seeds", "violated", "hours simulated"], rows)
+        for each in result["failures"]:
+            print(f"VIOLATION of {each['invariant']} at {each['commit']}; replay: {each['replay']}")
+        print(f"{result['seeds']} runs of {len(result['commits'])} commits, {result['violations']} violations")
+
+    emit(result, as_json, show)
 
 
 def _mutants(target: str, jobs: int, as_json: bool) -> None:

@@ -38,7 +38,8 @@ from tidings.client.errors import (
 )
 from tidings.client.events import Ack, Reason, StreamInfo
 from tidings.client.fabric import Heard
-from tidings.client.machine import Answered, Ask, Broken, ClientMachine, Drop, MachineSettings, Open, Submit
+from tidings.client.leasing import Lease
+from tidings.client.machine import Answered, Ask, Broken, ClientMachine, Drop, LetGo, MachineSettings, Open, Submit
 from tidings.client.packing import CHUNK, CHUNK_BYTES, MAX_PAYLOAD, SHORT, Attrs, Lane, Packer
 from tidings.client.reading import Reading
 from tidings.client.receipts import Ledger
@@ -65,6 +66,8 @@ from tidings.protocols.catalog import (
     Why,
 )
 from tidings.protocols.kernel import Command, Message
+from tidings.protocols.leases import BYTES, TTL, Dropped, Granted
+from tidings.protocols.leases import Lease as Request
 from tidings.protocols.publishing import Acked, Refused
 from tidings.protocols.receipts import Receipt, Receipts
 from tidings.protocols.subscriptions import EARLIEST, LATEST, Ended, Fed, Lost, Saved
@@ -135,6 +138,7 @@ class Connection:
         self._answers: dict[int, asyncio.Future[Message]] = {}
         self._subscriptions: dict[int, Subscription] = {}
         self._durable: set[int] = set()
+        self._leases: dict[str, Lease] = {}
         self._last_id = 0
         self._lanes: dict[StreamId, Lane] = {}
         self._reporter: asyncio.TimerHandle | None = None
@@ -145,6 +149,8 @@ class Connection:
             Refused: self._on_refused,
             Broken: self._on_broken,
             Saved: self._on_saved,
+            Granted: self._on_granted,
+            Dropped: self._on_dropped,
             Ended: self._on_ended,
             Answered: self._on_answered,
             Description: self._on_described,
@@ -239,6 +245,8 @@ class Connection:
     def command(self, command: Command) -> None:
         """Tell the machine."""
         self._host.command(command)
+        if isinstance(command, LetGo):
+            self._leases.pop(command.name, None)
 
     @property
     def region(self) -> RegionId:
@@ -432,6 +440,45 @@ class Connection:
                 if not is_internal(open.stream):
                     self._ledger.open(open.id, subscriber, open.holder, open.stream)
         return await subscription.__aenter__()
+
+    def lease(
+        self,
+        stream: StreamId,
+        *,
+        asof: int = 0,
+        name: str | None = None,
+        ttl: float = TTL,
+        bytes: int = BYTES,
+        resume: bool = False,
+    ) -> LeaseOpening:
+        """Keep rows of a stream readable as of the end of the stream, or ``asof`` while another lease keeps that.
+
+        Bounded: over after ``ttl`` seconds without a sign of life, or when more than so many ``bytes`` of collected
+        rows are kept for it. ``resume``: the lease of this name, which another client has left.
+        """
+        request = Request(name or f"{self.client_id}.{secrets.token_hex(6)}", stream, asof, ttl, bytes)
+        return LeaseOpening(self, request, resume)
+
+    async def _lease(self, request: Request, resume: bool) -> Lease:
+        await self._known(request.stream)
+        if request.name in self._leases:
+            raise BadInput(f"lease {request.name!r}: this connection has one of that name")
+        lease = self._leases[request.name] = Lease(self, request, resume, self._loop)
+        try:
+            return await lease.open()
+        except BaseException:
+            lease.release()
+            raise
+
+    def _on_granted(self, item: Granted) -> None:
+        lease = self._leases.get(item.name)
+        if lease is not None:
+            lease.granted(item.asof)
+
+    def _on_dropped(self, item: Dropped) -> None:
+        lease = self._leases.pop(item.name, None)
+        if lease is not None:
+            lease.dropped(item.reason)
 
     def _forget(self, ids: list[int]) -> None:
         for id in ids:
@@ -639,11 +686,37 @@ class Connection:
         self._packer.close(error)
         for subscription in self._subscriptions.values():
             subscription.end(error)
+        for lease in self._leases.values():
+            lease.end(error)
         for future in self._answers.values():
             if not future.done():
                 future.set_exception(error)
         if self._described is not None and not self._described.done():
             self._described.set_exception(error)
+
+
+class LeaseOpening:
+    """A lease that is not granted yet: ``async with`` waits for it."""
+
+    def __init__(self, connection: Connection, request: Request, resume: bool) -> None:
+        self._connection = connection
+        self._request = request
+        self._resume = resume
+        self._lease: Lease | None = None
+
+    async def open(self) -> Lease:
+        """Wait for it; it must be released, or left."""
+        self._lease = await self._connection._lease(self._request, self._resume)
+        return self._lease
+
+    async def __aenter__(self) -> Lease:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lease is not None:
+            self._lease.release()
 
 
 class Opening:

@@ -20,6 +20,7 @@ __all__ = [
     "Closed",
     "Fenced",
     "Full",
+    "LeaseExpired",
     "NotBuilt",
     "NotFinal",
     "NotPublished",
@@ -60,6 +61,10 @@ class Unreachable(TidingsError):
 
 class Full(TidingsError):
     """Too many posted events are not durable yet: this one was not taken. Await `drain()` and post it again."""
+
+
+class LeaseExpired(TidingsError):
+    """The lease is over: what it kept may be forgotten."""
 
 
 class Fenced(TidingsError):

@@ -1,7 +1,8 @@
 """A client as one machine: what the cluster looks like, a publisher per owning region, subscribers, questions.
 
-    commands:  Submit(batch)  Open/Taken/Processed/Close(subscription)  Ask/Drop(question)  Lost(node)
-    delivered: Acked, Refused, Broken   Fed, Heard, Saved, Ended   Answered   Description
+    commands:  Submit(batch)  Open/Taken/Processed/Close(subscription)  Ask/Drop(question)  Hold/MoveLease/LetGo(lease)
+               Lost(node)
+    delivered: Acked, Refused, Broken   Fed, Heard, Saved, Ended   Answered   Granted, Dropped   Description
 
 It begins with seeds, addresses without names. Whoever lives there describes the cluster: regions, chains, streams. From
 then on memberships say where everybody is. They are learned from descriptions, from replicas that are not the head, and
@@ -40,6 +41,7 @@ from tidings.protocols.kernel import (
     Timer,
     Value,
 )
+from tidings.protocols.leases import Holder, Lease, Leased, LeaseSettings, LeaseTick, MoveLease, Unleased
 from tidings.protocols.membership import Membership
 from tidings.protocols.publishing import (
     Failed,
@@ -125,6 +127,20 @@ class Ask(Command, frozen=True, gc=False):
     head: bool = False
 
 
+class Hold(Command, frozen=True, gc=False):
+    """Get a lease and renew it; ``resume``: one that was granted already. Delivered are `Granted` and `Dropped`."""
+
+    lease: Lease
+    resume: bool = False
+
+
+class LetGo(Command, frozen=True, gc=False):
+    """Renew a lease no longer, and ``release`` it."""
+
+    name: str
+    release: bool = True
+
+
 class Drop(Command, frozen=True, gc=False):
     """Nobody waits for the answer any more."""
 
@@ -183,6 +199,7 @@ class MachineSettings(Value, frozen=True, gc=False):
     publish: PublishSettings = PublishSettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
     fabric: ClientSettings = ClientSettings()
+    leases: LeaseSettings = LeaseSettings()
     ask: float = 0.5  # seconds before the next replica is asked
     refresh: float = 30.0  # seconds between descriptions while all is well: 16,000 clients ask 500 times a second
     hurry: float = 1.0  # seconds between them while something is silent, or was lost
@@ -236,6 +253,7 @@ class ClientMachine:
         self.subscribers: dict[int, Subscriber] = {}
         self.opened: dict[int, Open] = {}  # every subscription, whoever feeds it
         self.asking: dict[int, Asking] = {}
+        self.holders: dict[str, Holder] = {}  # by the name of a lease
         self.fabric: Fabric | None = None
         self.receipts = False  # the cluster asks its subscribers for receipts
         self.described: Time | None = None  # when the last own description was asked for
@@ -269,6 +287,15 @@ class ClientMachine:
                 return self._ask(self.asking[nonce])
             case Drop(nonce):
                 self.asking.pop(nonce, None)
+            case Hold(lease, resume):
+                membership = self.memberships[self.streams[lease.stream].region]
+                self.holders[lease.name] = Holder(lease, membership, self.settings.leases, resume=resume)
+                return self.holders[lease.name].start(now)
+            case MoveLease(name):
+                return self._holder(now, name, input)
+            case LetGo(name, release):
+                holder = self.holders.pop(name, None)
+                return holder.close() if holder is not None and release else NOTHING
             case Lost(node):
                 return self._lost(now, node)
         return NOTHING
@@ -278,6 +305,8 @@ class ClientMachine:
             publisher.check()
         for subscriber in self.subscribers.values():
             subscriber.check()
+        for holder in self.holders.values():
+            holder.check()
         if self.fabric is not None:
             self.fabric.check()
 
@@ -296,6 +325,8 @@ class ClientMachine:
             return [effect for region in regions for effect in self._publisher(now, region, input)]
         if kind in ANSWERS:
             return self._answer(now, message)
+        if isinstance(message, Leased | Unleased):
+            return self._holder(now, message.name, input)
         if isinstance(message, NotHead):
             return self._not_head(now, input, message.membership)
         if isinstance(message, CursorAt):
@@ -311,6 +342,8 @@ class ClientMachine:
             case AskTick(nonce, turn):
                 asking = self.asking.get(nonce)
                 return self._ask(asking) if asking is not None and asking.turn == turn else NOTHING
+            case LeaseTick(name):
+                return self._holder(now, name, Expired(timer))
             case RefreshTick():
                 return [*self._refresh(now), SetTimer(self.settings.hurry, RefreshTick())]
         return self.fabric.handle(now, Expired(timer)) if self.fabric is not None else NOTHING
@@ -321,6 +354,8 @@ class ClientMachine:
         self.lost = now
         for id in list(self.subscribers):
             out.extend(self._subscriber(now, id, Lost(node)))
+        for holder in self.holders.values():
+            out.extend(holder.lost(now, node))
         for asking in list(self.asking.values()):
             if asking.to == node or asking.to in self.seeds:
                 out.extend(self._ask(asking))
@@ -394,6 +429,8 @@ class ClientMachine:
         publisher = self.publishers.get(region)
         if publisher is not None:
             out.extend(publisher.learn(membership))
+        for holder in self.holders.values():
+            out.extend(holder.learn(now, membership))
         for id in list(self.subscribers):
             out.extend(self._subscriber(now, id, Learn(membership)))
         if region == self.home and self.fabric is not None:
@@ -406,6 +443,8 @@ class ClientMachine:
         out = self._learn(now, membership)
         if region in self.publishers:
             out.extend(self._publisher(now, region, input))
+        for holder in self.holders.values():
+            out.extend(holder.handle(now, input))
         if region == self.home:
             for id, subscriber in list(self.subscribers.items()):
                 if subscriber.name is not None:
@@ -542,6 +581,16 @@ class ClientMachine:
         elif any([type(e) is Report and e.name == "subscriber_moved" for e in out]):
             out.extend(self._hurry(now))
         return out
+
+    def _holder(self, now: Time, name: str, input: Input) -> Effects:
+        """The holder of a lease; one that is over needs no timer any more."""
+        holder = self.holders.get(name)
+        if holder is None:
+            return NOTHING
+        effects = holder.handle(now, input)
+        if holder.over:
+            del self.holders[name]
+        return effects
 
     def _ticking(self, id: int, effects: Effects) -> list[Effect]:
         out: list[Effect] = []

@@ -227,6 +227,22 @@ class Chunks:
             limit -= found
         return (parts[0].concat(parts[1:]) if parts else NO_ROWS), hi
 
+    def dead_since(self, asof: int, low: int, top: int) -> int:
+        """How many stored rows at or above low were collected by asof or later; below top all of them are collected."""
+        total = 0
+        for at in range(max(bisect_right(self._firsts, low) - 1, 0), len(self._chunks)):
+            chunk = self._chunks[at]
+            if self._table[at, ALIVE] == chunk.rows.count:
+                continue
+            start, middle = chunk.span_of(low, max(low, top))
+            if chunk.dead is None:
+                total += middle - start
+            else:
+                dead = chunk.dead
+                total += int(np.count_nonzero(dead[start:middle] >= asof))
+                total += int(np.count_nonzero((dead[middle:] >= asof) & (dead[middle:] != NEVER)))
+        return total
+
     def dead_at(self, seq: int) -> int | None:
         """The number that a stored row is marked with, NEVER if with none; None if the row is not stored."""
         at = bisect_right(self._firsts, seq) - 1

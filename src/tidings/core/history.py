@@ -153,6 +153,10 @@ class CountedStore:
         inside = all_of_them[bisect_left(all_of_them, (first,)) : bisect_left(all_of_them, (hi,))]
         return CountedRows(first, hi, self._size, tuple(inside)), hi
 
+    def dead_since(self, asof: int, low: int, top: int) -> int:
+        """How many stored rows at or above low were collected by asof or later: those below top."""
+        return max(top - max(low, self._bottom), 0)
+
     def dead_at(self, seq: int) -> int | None:
         """No row is collected by key or predicate; None if it is not stored."""
         return NEVER if self._bottom <= seq < self._horizon else None
@@ -381,6 +385,25 @@ class History:
             if span.hi < piece.hi:
                 break
         return spans if limit_rows is None else within(spans)
+
+    def kept(self, lo: int, hi: int, limit_rows: int | None = None) -> list[Span]:
+        """As `know`, with the dead rows that leases keep: who takes these spans in answers for as much as this does."""
+        asof = max(self.floor, min(self._leases.values(), default=self.horizon))
+        if asof >= self.horizon:
+            return self.know(lo, hi, limit_rows)
+        hi = min(hi, self.horizon)
+        if lo >= hi:
+            return []
+        limit = NEVER if limit_rows is None else max(limit_rows, 1)
+        whole = [self._survivors(lo, hi, asof, limit)]
+        return whole if limit_rows is None else within(whole)
+
+    def held(self, asof: int) -> int:
+        """About how many bytes of dead rows survive as of a number: what a lease as of it costs."""
+        stored, dead = self._store.stored, self._store.stored - self._store.live
+        if dead <= 0:
+            return 0
+        return self._store.dead_since(asof, self._stairs.low(asof), self.low) * (self.nbytes // stored)
 
     def _survivors(self, lo: int, hi: int, asof: int, limit: int) -> Span:
         rows, hi = self._store.survivors(lo, hi, asof, self._stairs.low(asof), limit)

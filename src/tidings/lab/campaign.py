@@ -16,14 +16,14 @@ import statistics
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import get_context
 from typing import Any
 
 from tidings.check import judge
-from tidings.core.errors import BadInput
 from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.span import Span
+from tidings.lab.ledger import digest
 from tidings.lab.seeds import HEAL, LONG, ORPHANED, SECONDS, TTL, WAITS, Plan
 from tidings.protocols.client import ReadDone
 from tidings.protocols.interregion import Advertise, InterRegionSettings, Subscribe, Unsubscribe
@@ -33,7 +33,7 @@ from tidings.protocols.proxy import Proxy
 from tidings.protocols.views import View, ViewsSettings
 from tidings.sim.build import Deployment
 from tidings.sim.faults import FaultEvent
-from tidings.sim.run import Progress, failures, simulate
+from tidings.sim.run import failures, simulate
 
 TARGETS = ("sprinkler",)
 LEAST = ("events", "clients", "regions", "sim_seconds")
@@ -86,7 +86,8 @@ def run_seed(seed: int) -> dict[str, Any]:
     violations = failures(deployment)
     if not violations:
         _demand(deployment, plan, events, hits, seen)
-    violations += judge(deployment.recorder.trace())
+    trace = deployment.recorder.trace()
+    violations += judge(trace)
     rare = {"read_answered": seen.answered, "full_restart": sum(event.kind == "region_stop" for event in events)}
     return {
         "seed": seed,
@@ -99,6 +100,7 @@ def run_seed(seed: int) -> dict[str, Any]:
         "events": sum(row[0] for row in deployment.recorder.committed.values()),
         "clients": sum(region.clients for region in plan.scenario.regions),
         "regions": len(plan.scenario.regions),
+        "hash": digest([trace.published, trace.delivered, trace.log, trace.gauge]),
     }
 
 
@@ -285,28 +287,20 @@ def _stall(deployment: Deployment) -> float:
 # --- many seeds -----------------------------------------------------------------------------------------
 
 
-def run(target: str, seeds: range, progress: Progress | None = None, jobs: int = 1) -> dict[str, Any]:
-    """Run a range of seeds, some at a time, and sum up (the JSON of `tidings check`)."""
-    if target not in TARGETS:
-        raise BadInput(f"target {target!r} is not built yet; there are: {', '.join(TARGETS)}")
+def summary(target: str, seeds: range, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What some seeds found, as `tidings check` prints it."""
     faults: Counter[str] = Counter()
     reports: Counter[str] = Counter()
     violations: list[dict[str, Any]] = []
-    outcomes: list[dict[str, Any]] = []
-    for outcome in _outcomes(seeds, jobs):
-        outcomes.append(outcome)
+    for outcome in sorted(outcomes, key=lambda each: each["seed"]):
         faults.update(outcome["faults"])
         reports.update(outcome["reports"])
-        replay = f"tidings check {target} --seeds {outcome['seed']}..{outcome['seed'] + 1}"
-        for invariant, detail in outcome["violations"]:
-            violations.append({"seed": outcome["seed"], "invariant": invariant, "detail": detail, "replay": replay})
-        if progress is not None:
-            progress(len(outcomes), len(seeds), f"{len(violations)} violations")
+        violations += described(target, outcome)
     reached = {goal: int(reports[counter]) for goal, counter in GOALS.items() if reports[counter]}
     return {
         "target": target,
         "seeds": f"{seeds.start}..{seeds.stop}",
-        "violations": sorted(violations, key=lambda each: each["seed"]),
+        "violations": violations,
         "faults": {kind: faults[kind] for kind in sorted({*faults, *FAULTS})},
         "reached": reached,
         "unreached": [goal for goal in GOALS if goal not in reached],
@@ -316,7 +310,18 @@ def run(target: str, seeds: range, progress: Progress | None = None, jobs: int =
     }
 
 
-def _outcomes(seeds: Iterable[int], jobs: int) -> Iterator[dict[str, Any]]:
+def described(target: str, outcome: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The violations of a seed, each with the command that runs it again."""
+    seed = outcome["seed"]
+    replay = f"tidings check {target} --seeds {seed}..{seed + 1}"
+    return [
+        {"seed": seed, "invariant": invariant, "detail": detail, "replay": replay}
+        for invariant, detail in outcome["violations"]
+    ]
+
+
+def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[dict[str, Any]]:
+    """Seeds, some at a time in processes of their own, as they end."""
     if jobs == 1:
         yield from map(run_seed, seeds)
         return

@@ -330,7 +330,7 @@ PROXY = (
     Mutant(
         "publishers-not-rebuilt",
         "protocols.proxy",
-        "self._take_the_lead()\n        elif",
+        "self._take_the_lead(now)\n        elif",
         "self.led = self.log.last\n        elif",
         "a new head knows no publishers",
     ),
@@ -568,6 +568,30 @@ SPAN = (
     ),
 )
 
+LEASES = (
+    Mutant(
+        "purge-ignores-leases",
+        "core.history",
+        "limit = min(self.horizon, self._store.last_kill + 1, *self._leases.values())",
+        "limit = min(self.horizon, self._store.last_kill + 1)",
+        "rows that somebody holds a lease on are purged",
+    ),
+    Mutant(
+        "lease-lost-at-fail-over",
+        "protocols.leases",
+        "self.entries = table_in(rows)",
+        "self.entries = {}",
+        "a new head knows no leases",
+    ),
+    Mutant(
+        "snapshot-without-leased-rows",
+        "protocols.log",
+        "for span in history.kept(at, history.horizon, chunk_rows):",
+        "for span in history.know(at, history.horizon, chunk_rows):",
+        "a replica that came by a snapshot lacks the dead rows that leases keep",
+    ),
+)
+
 PLANTED: tuple[Mutant, ...] = (
     *CHAIN,
     *LOG,
@@ -580,4 +604,5 @@ PLANTED: tuple[Mutant, ...] = (
     *CLIENT,
     *HISTORY,
     *SPAN,
+    *LEASES,
 )

@@ -41,6 +41,7 @@ from tidings.protocols import (
     client,
     configuration,
     interregion,
+    leases,
     log,
     messages,
     proxy,
@@ -68,6 +69,7 @@ MESSAGES: tuple[type, ...] = (
     *(catalog.Why, catalog.Because, receipts.Receipts, receipts.ReceiptsKept),
     *(subscriptions.Follow, subscriptions.Feed, subscriptions.Consumed, subscriptions.Unfollow),
     *(subscriptions.Unfollowed, subscriptions.OpenCursor, subscriptions.SaveCursor, subscriptions.CursorAt),
+    *(leases.Lease, leases.Release, leases.Leased, leases.Unleased),
 )
 """Everything nodes tell each other."""
 
@@ -76,7 +78,7 @@ FROM_CLIENTS: frozenset[type] = frozenset(
         *(messages.Offer, messages.Want, messages.Know, messages.Read, views.View, pull.Probe),
         *(publishing.OpenSession, publishing.Publish, catalog.Define, catalog.Describe, catalog.Why),
         *(subscriptions.Follow, subscriptions.Consumed, subscriptions.Unfollow),
-        *(subscriptions.OpenCursor, subscriptions.SaveCursor, receipts.Receipts),
+        *(subscriptions.OpenCursor, subscriptions.SaveCursor, receipts.Receipts, leases.Lease, leases.Release),
     )
 )
 """What a client may say; the rest is between nodes of the cluster."""
@@ -85,10 +87,11 @@ TIMERS: tuple[type, ...] = (
     *(chain.BeatTick, chain.RetryTick, configuration.SweepTick, publishing.PublishTick, client.ReadTick),
     *(interregion.AdvertiseTick, interregion.PumpTick, views.GossipTick, proxy.MaintainTick),
     *(pull.ShuffleTick, pull.FallbackTick, pull.ProbeTick, subscriptions.FeedTick, subscriptions.FollowTick),
+    leases.LeaseTick,
 )
 COMMANDS: tuple[type, ...] = (
     *(publishing.Post, client.ReadAsOf, configuration.Change),
-    *(subscriptions.Take, subscriptions.Save, subscriptions.Lost, subscriptions.Learn),
+    *(subscriptions.Take, subscriptions.Save, subscriptions.Lost, subscriptions.Learn, leases.MoveLease),
 )
 ENTRIES: tuple[type, ...] = (log.Logged, log.CutBack, log.Installed, log.TokenPassed, log.Checkpoint, Membership)
 """What machines write to their disks."""

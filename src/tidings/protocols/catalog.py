@@ -23,6 +23,7 @@ from tidings.core.ids import FIRST, RegionId, StreamId
 from tidings.core.rows import ArrowRows, Origin, Rows, data_rows
 from tidings.core.ticks import MAX_STREAMS
 from tidings.protocols.kernel import Message, Value
+from tidings.protocols.leases import LeaseState
 from tidings.protocols.membership import Membership
 
 PREFIX = "_streams/"
@@ -91,6 +92,7 @@ class Description(Message, frozen=True, gc=False):
     streams: tuple[StreamDef, ...]
     states: dict[StreamId, StreamState]
     receipts: bool = False  # whether the cluster asks its subscribers for receipts
+    leases: tuple[LeaseState, ...] = ()
 
 
 class Why(Message, frozen=True, gc=False):

@@ -84,6 +84,17 @@ from tidings.protocols.kernel import (
     Timer,
     Value,
 )
+from tidings.protocols.leases import (
+    LEASES,
+    Lease,
+    Leases,
+    LeaseSettings,
+    LeaseState,
+    Release,
+    Table,
+    Unleased,
+    table_in,
+)
 from tidings.protocols.log import DiskEntry, Log, Lsn
 from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Answer, Done, Gone, Know, Read
@@ -124,10 +135,12 @@ from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
 OWNER = "_owner"
 """The publisher name of events that a stream's owner publishes by itself ("before n" of a policy)."""
 
+WEIGHED = 4  # leases whose dead rows are counted in one go; ours: a few milliseconds where millions are dead
+
 CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Current, BeatTick, RetryTick})
 VIEWS = frozenset({View, GossipTick})
 SUBSCRIPTIONS = frozenset({Follow, Consumed, Unfollow, FeedTick})
-HEAD_ONLY = frozenset({Publish, OpenSession, Define, OpenCursor, SaveCursor, Receipts})
+HEAD_ONLY = frozenset({Publish, OpenSession, Define, OpenCursor, SaveCursor, Lease, Release, Receipts})
 INTER_REGION = frozenset({Know, Done, Advertise, Subscribe, Unsubscribe, Solicit, AdvertiseTick, PumpTick})
 
 
@@ -145,6 +158,7 @@ class ProxySettings(Value, frozen=True, gc=False):
     pull: PullSettings = PullSettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
     receipts: ReceiptSettings = ReceiptSettings()
+    leases: LeaseSettings = LeaseSettings()
     maintain: float = 0.5
 
 
@@ -168,7 +182,7 @@ class Proxy:
         self.catalog = Catalog(region, {region, *peers}, streams)
         self.streams = self.catalog.streams
         ttl = f"by-key,older-than:{settings.publish.ttl}s"
-        self.policies = {PUBLISHERS: GcPolicy.parse(ttl), CURSORS: GcPolicy.parse("by-key")}
+        self.policies = {PUBLISHERS: GcPolicy.parse(ttl), **dict.fromkeys((CURSORS, LEASES), GcPolicy.parse("by-key"))}
         self.policies |= {definitions_of(name): GcPolicy.parse("by-key") for name in self.catalog.regions}
         self.receipts = receipts_definition(region, settings.receipts)
         self.policies[self.receipts.name] = GcPolicy.parse(settings.receipts.gc)
@@ -177,10 +191,14 @@ class Proxy:
         owners = {definitions_of(name): name for name in self.catalog.regions}
         owners |= {stream.name: stream.region for stream in streams}
         self.owners = owners  # of every stream that leaves its region
+        self.leased: Table = {}  # as committed here
+        self.held: dict[str, int] = {}  # bytes of dead rows that each of them keeps
+        self.weighed = 0
 
         def make_history(stream: StreamId) -> History:
             counted = stream in self.streams and self.streams[stream].counted > 0
-            return History(stream, self.policies[stream], counted=counted)
+            leases = {name: entry.asof for name, entry in self.leased.items() if entry.stream == stream}
+            return History(stream, self.policies[stream], counted=counted, leases=leases)
 
         self.log = Log(make_history, self.policies, self._learn)
         self.log.replay(entries)
@@ -199,6 +217,7 @@ class Proxy:
         self.pull = PullProxy(me, settings.pull, self.views, rng, self.log.histories)
         self.publishers = Publishers(settings.publish)
         self.cursors = Cursors()
+        self.leases = Leases(settings.leases)
         self.subscriptions = Subscriptions(self.log.histories, self._match, settings.subscriptions)
         self.led: Lsn | None = None  # as head: the last record this replica did not number itself
         self.waiting: dict[Lsn, list[tuple[NodeId, Message]]] = {}  # answers owed when a record is committed
@@ -244,6 +263,7 @@ class Proxy:
         self.views.check()
         self.pull.check()
         self.subscriptions.check()
+        self.leases.check()
         assert len(self.waiting) <= self.settings.chain.backlog, "answers owed are bounded by the backlog"
 
     # --- translating between the layers ---------------------------------------------------------------
@@ -289,18 +309,19 @@ class Proxy:
     def _reconfigured(self, now: Time, membership: Membership) -> list[Effect]:
         self.views.learn(membership)
         if self.chain.is_head and self.led is None:
-            self._take_the_lead()
+            self._take_the_lead(now)
         elif not self.chain.is_head:
             self.led = None
             self.barrier = 0
             self.waiting.clear()
         return self.inter_region.reconfigure(now, membership, self.chain.is_head, self.chain.is_tail)
 
-    def _take_the_lead(self) -> None:
-        """A new head remembers publishers and ticks from history and log, committed or not."""
+    def _take_the_lead(self, now: Time) -> None:
+        """A new head remembers publishers, cursors, leases and ticks from history and log, committed or not."""
         self.led = self.log.last
         self.publishers.load(self._all_rows(PUBLISHERS))
         self.cursors.load(self._all_rows(CURSORS))
+        self.leases.load(now, self._all_rows(LEASES))
         for stream, clock in self.clocks.items():
             clock.observe(self.log.ticks[stream])
 
@@ -325,6 +346,8 @@ class Proxy:
             return self._cursor(now, src, message)
         if isinstance(message, Receipts):
             return self._keep(now, src, message)
+        if isinstance(message, Lease | Release):
+            return self._lease(now, src, message)
         assert isinstance(message, Publish)
         return self._publish(now, src, message)
 
@@ -407,7 +430,9 @@ class Proxy:
     # --- streams and cursors -------------------------------------------------------------------------------
 
     def _learn(self, part: Span) -> None:
-        """A part has entered a history: definitions take effect."""
+        """A part has entered a history: definitions and leases take effect."""
+        if part.stream == LEASES:
+            self._hold(table_in([part.rows]))
         if not part.stream.startswith(PREFIX):
             return
         owner = part.stream.removeprefix(PREFIX)
@@ -468,10 +493,53 @@ class Proxy:
         effects = self._append(now, [part], None)
         return [*effects, *self._answer(src, self.log.last, ReceiptsKept(message.nonce))]
 
+    def _lease(self, now: Time, src: NodeId, message: Lease | Release) -> Effects:
+        """Grant, renew, move or end a lease of a stream of this region."""
+        if self.chain.busy:
+            return [Report("lease_busy")]  # asked again later
+        stream = self._readable(message.stream)
+        if stream is None or stream.region != self.region or stream.deleted:
+            return [Send(src, Unleased(message.name, message.stream, f"region {self.region} has no such stream"))]
+        answer, changed, reports = self.leases.receive(now, message, self.log.ends[message.stream])
+        if not changed:
+            return [*reports, *self._answer_as_head(now, src, answer)]
+        effects = self._append(now, [self._lease_table(now)], None)
+        return [*reports, *effects, *self._answer(src, self.log.last, answer)]
+
+    def _lease_table(self, now: Time) -> Span:
+        lo = self.log.ends[LEASES]
+        return Span.of(LEASES, lo, self.leases.rows(lo, now))
+
+    def _hold(self, table: Table) -> None:
+        """Another table is committed here: what it does not keep may be purged, what it does may not."""
+        for name, old in self.leased.items():
+            if name not in table and old.stream in self.log.histories:
+                self.log.histories[old.stream].release(name)
+        self.leased = table
+        for name, entry in table.items():
+            history = self.log.histories.get(entry.stream)
+            if history is not None:
+                history.lease(name, max(entry.asof, history.floor))
+
+    def _weigh(self) -> None:
+        """Count the bytes of dead rows that leases hold, of a few in turn: each takes a look at all dead rows."""
+        names = sorted(self.leased)
+        for _ in range(min(WEIGHED, len(names))):
+            self.weighed += 1
+            name = names[self.weighed % len(names)]
+            history = self.log.histories.get(self.leased[name].stream)
+            self.held[name] = 0 if history is None else history.held(self.leased[name].asof)
+        self.held = {name: self.held[name] for name in names if name in self.held}
+
     def _match(self, stream: StreamId, where: str) -> Match:
         """The filter of a subscription."""
-        definition = self.receipts if stream == self.receipts.name else self.streams[stream]
+        definition = self._readable(stream)
+        assert definition is not None
         return parse_filter(where, parse_attributes(definition.attrs)).mask
+
+    def _readable(self, stream: StreamId) -> StreamDef | None:
+        """The definition of a stream that readers may have."""
+        return self.receipts if stream == self.receipts.name else self.streams.get(stream)
 
     def _rows_fit(self, stream: StreamDef, rows: ArrowRows) -> bool:
         """Whether the columns are those that every stream has and some of its attributes, and its predicates final."""
@@ -508,8 +576,12 @@ class Proxy:
             told = [*[stream for stream in self.streams.values() if not stream.deleted], self.receipts]
             known = {each.name: self.log.histories[each.name] for each in told if each.name in self.log.histories}
             states = {name: StreamState(h.horizon, h.live, h.collected, h.low, h.floor) for name, h in known.items()}
+            leases = [
+                LeaseState(name, e.stream, e.asof, e.ttl, e.bytes, self.held.get(name, 0))
+                for name, e in self.leased.items()
+            ]
             ask = self.settings.receipts.ask
-            return Description(message.nonce, self.region, (own, *others), tuple(told), states, ask)
+            return Description(message.nonce, self.region, (own, *others), tuple(told), states, ask, tuple(leases))
         assert isinstance(message, Why)
         history = self.log.histories.get(message.stream)
         if history is None or is_hidden(message.stream):
@@ -528,6 +600,12 @@ class Proxy:
     def _maintain(self, now: Time) -> list[Effect]:
         out: list[Effect] = [SetTimer(self.settings.maintain, MaintainTick())]
         self.publishers.expire(now)
+        if self.leased:
+            self._weigh()
+        if self.chain.is_head and self.leases.entries and not self.chain.busy:
+            ended = self.leases.expire(now, self.log.histories, self.held)
+            if ended:
+                out += [*ended, *self._append(now, [self._lease_table(now)], None)]
         for stream, history in self.log.histories.items():
             history.purge()
             if self.chain.is_head and self._collects(stream) and not self.chain.busy:

@@ -98,6 +98,12 @@ def role_in(membership: Membership, node: NodeId) -> str:
     return "head" if node == membership.head else "tail" if node == membership.tail else "middle"
 
 
+def _leases(voice: Description | None, stream: str) -> list[dict[str, Any]]:
+    """Who keeps rows of a stream as of which number, at what cost, as a replica of the owner knows it."""
+    leases = [lease for lease in voice.leases if lease.stream == stream] if voice else []
+    return [{"name": lease.name, "asof": lease.asof, "held_bytes": lease.held} for lease in leases]
+
+
 def _streams(
     memberships: Mapping[RegionId, Membership], descriptions: Mapping[str, Description]
 ) -> list[dict[str, Any]]:
@@ -123,6 +129,7 @@ def _streams(
                 "horizon": {region: state.horizon for region, state in states.items()},
                 "live": owner.live if owner else 0,
                 "collected": owner.collected if owner else 0,
+                "leases": _leases(voices.get(stream.region), name),
             }
         )
     return found
