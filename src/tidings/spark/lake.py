@@ -129,10 +129,10 @@ class Snapshot:
         for path in commit.remove:
             del self.files[path]
         self.files |= {file.path: file for file in commit.add}
+        if commit.kind == "compact":
+            ends = {cover.stream: cover.hi for cover in commit.coverage}
+            self.coverage |= {stream: clipped(self.coverage[stream], ends) for stream in ends}
         for cover in commit.coverage:
-            if commit.kind == "compact":
-                later = [each for each in self.coverage[cover.stream] if each.lo >= cover.hi]
-                self.coverage[cover.stream] = later
             self.coverage[cover.stream] = covered([*self.coverage.get(cover.stream, []), cover])
         self.definitions |= {each.name: each for each in commit.definitions}
         self.ends |= {name: max(end, self.ends.get(name, FIRST)) for name, end in commit.ends.items()}
