@@ -252,9 +252,9 @@ class Lease:
         self._opening = opening
         self._lease: AsyncLease | None = None
 
-    def open(self) -> Lease:
-        """Wait for it; raises `LeaseExpired`."""
-        self._lease = self._connection._call(self._opening.open())
+    def open(self, timeout: float | None = None) -> Lease:
+        """Wait for it; raises `LeaseExpired`, or `TimeoutError` if nobody answers in time."""
+        self._lease = self._connection._call(self._opening.open(), timeout)
         return self
 
     def __enter__(self) -> Lease:

@@ -108,6 +108,11 @@ class Rows:
         return self.span.asof
 
     @property
+    def lost(self) -> tuple[tuple[int, int], ...]:
+        """Ranges inside of it that their owner has declared lost, while spans carry such ranges."""
+        return tuple(getattr(self.span, "lost", ()))
+
+    @property
     def count(self) -> int:
         """How many rows there are."""
         return self.span.rows.count
