@@ -29,6 +29,7 @@ from tidings.client.packing import PENDING, Attrs
 from tidings.client.reading import Reading as AsyncReading
 from tidings.client.subscription import Subscription as AsyncSubscription
 from tidings.net.loop import loop_factory
+from tidings.protocols.catalog import Description
 
 T = TypeVar("T")
 
@@ -204,6 +205,10 @@ class Connection:
     def lease(self, stream: str, **options: Any) -> Lease:
         """Keep rows readable as of a number; options asof, name, ttl, bytes, resume as for the asynchronous `lease`."""
         return Lease(self, self._async.lease(stream, **options))
+
+    def describe(self, region: str = "") -> Description:
+        """What is there, as a replica of the own region tells it, or the one of another region that knows most."""
+        return self._call(self._async.describe(region))
 
     def why(self, stream: str, seq: int) -> Reason:
         """What has become of a number."""

@@ -28,8 +28,8 @@ def rows_for(definition: StreamDef, seqs: Sequence[int], **columns: Any) -> pa.T
         "publisher": ["p"] * count,
         "pub_seq": list(seqs),
         "kind": ["data"] * count,
-        "session": [7] * count,
-        "tick": [100 * (seq // 3) for seq in seqs],
+        "_session": [7] * count,
+        "_tick": [100 * (seq // 3) for seq in seqs],
     } | columns
     schema = schema_of(definition)
     arrays = [

@@ -118,7 +118,7 @@ def test_rows_from_the_lake_are_the_rows_that_were_published(tmp_path: Path) -> 
     (table,) = lake.read("prices")
     rows = rows_of(table)
     assert isinstance(rows, ArrowRows) and rows.seqs is None
-    assert rows.content.view(np.int64).tolist() == table["hash"].to_pylist()
+    assert rows.content.view(np.int64).tolist() == table["_hash"].to_pylist()
     assert [(origin.lo, origin.hi, origin.first, origin.tick) for origin in rows.origins] == [
         (1, 3, 1, 0),
         (3, 6, 3, 100),

@@ -21,9 +21,9 @@ from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeAlias
 
-import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import astuple
 
 from tidings.client.errors import (
     Closed,
@@ -507,21 +507,20 @@ class Connection:
             matching = re.compile(pattern or ".*")
         except re.error as error:
             raise BadInput(f"{pattern!r} is no regular expression: {error}") from None
+        found = _infos(await self.describe())
+        return [each for each in found if not is_internal(each.name) and matching.fullmatch(each.name)]
+
+    async def describe(self, region: RegionId = "") -> Description:
+        """What is there, as a replica of the own region tells it, or the one of another region that knows most."""
         nonce = self._nonce()
-        told = await self._ask(Ask(nonce, Describe(nonce)))
+        told = await self._ask(Ask(nonce, Describe(nonce), region))
         assert isinstance(told, Description)
-        out = []
-        for stream in sorted(told.streams, key=lambda each: each.name):
-            if is_internal(stream.name) or not matching.fullmatch(stream.name):
-                continue
-            state = told.states.get(stream.name, StreamState(FIRST, 0, 0))
-            out.append(StreamInfo(stream.name, stream.region, stream.gc, stream.attrs, *msgspec.structs.astuple(state)))
-        return out
+        return told
 
     async def stream(self, name: StreamId) -> StreamInfo:
         """One stream, and how it stands; raises `UnknownStream`."""
         await self._known(name)
-        for stream in await self.streams():
+        for stream in _infos(await self.describe()):
             if stream.name == name:
                 return stream
         raise self._unknown(name)
@@ -748,6 +747,15 @@ class Opening:
     ) -> None:
         if self._subscription is not None:
             await self._subscription.close()
+
+
+def _infos(told: Description) -> list[StreamInfo]:
+    """Streams as a replica describes them, by name."""
+    unknown = StreamState(FIRST, 0, 0)
+    return [
+        StreamInfo(each.name, each.region, each.gc, each.attrs, *astuple(told.states.get(each.name, unknown)))
+        for each in sorted(told.streams, key=lambda each: each.name)
+    ]
 
 
 def _position(start: Start) -> int:

@@ -58,14 +58,14 @@ COLUMNS: dict[str, pa.DataType] = {
     "publisher": pa.string(),
     "pub_seq": pa.int64(),
     "kind": pa.string(),
-    "session": pa.int64(),
-    "tick": pa.int64(),
     "before": pa.int64(),
     "where": pa.string(),
-    "hash": pa.int64(),
+    "_session": pa.int64(),
+    "_tick": pa.int64(),
+    "_hash": pa.int64(),
 }
-"""What a file has of every event, besides the attributes of its stream: what a subscriber gets, and what says where it
-comes from and what it collects. ``hash`` is its content hash (core/hashing.py), the 64 bits of it."""
+"""What a file has of every event, besides the attributes of its stream: what a subscriber gets, what it collects, and
+where it comes from. ``_hash`` is its content hash (core/hashing.py), the 64 bits of it."""
 
 KINDS = {"data": DATA, "gc": GC}
 CHUNK = 16_384  # rows of a span that is read back; ours, as in a message
@@ -353,6 +353,9 @@ class Lake:
 def schema_of(definition: StreamDef | None) -> pa.Schema:
     """The columns of a stream's files."""
     attributes = parse_attributes(definition.attrs) if definition is not None else {}
+    taken = [name for name in attributes if name.lower() in COLUMNS]
+    if taken:
+        raise BadInput(f"attribute {taken[0]!r} has the name of a column of the lake: archive its stream elsewhere")
     return pa.schema([*COLUMNS.items(), *[(name, ARROW[kind]) for name, kind in attributes.items()]])
 
 
@@ -368,8 +371,8 @@ def hashed(rows: pa.Table) -> pa.Table:
     """Rows with the hash of each, worked out from what they hold."""
     batch = batch_of(rows)
     hashes = pa.array(content_hashes(batch).view(np.int64)) if rows.num_rows else pa.array([], pa.int64())
-    at = rows.column_names.index("hash")
-    return rows.set_column(at, "hash", hashes)
+    at = rows.column_names.index("_hash")
+    return rows.set_column(at, "_hash", hashes)
 
 
 def batch_of(rows: pa.Table) -> pa.RecordBatch:
@@ -399,14 +402,14 @@ def rows_of(rows: pa.Table) -> Rows:
 
 def _origins(rows: pa.Table, seqs: Seqs) -> Iterator[Origin]:
     """One per published batch: numbers that keep their distance, of one publisher, session and tick."""
-    names = ("publisher", "session", "tick", "published_at", "region")
+    names = ("publisher", "_session", "_tick", "published_at", "region")
     batch, shift = codes(rows, *names), ints(rows, "pub_seq") - seqs
     starts = np.flatnonzero(np.append(True, (np.diff(batch) != 0) | (np.diff(shift) != 0)))
     lasts = np.append(starts[1:], len(seqs)) - 1
     what = rows.select([*names, "pub_seq"]).take(pa.array(starts)).to_pylist()
     for lo, last, of in zip(seqs[starts].tolist(), seqs[lasts].tolist(), what, strict=True):
         at = of["published_at"].timestamp()
-        yield Origin(lo, last + 1, of["publisher"], of["session"], of["pub_seq"], of["tick"], at, of["region"])
+        yield Origin(lo, last + 1, of["publisher"], of["_session"], of["pub_seq"], of["_tick"], at, of["region"])
 
 
 def gone(covers: Iterable[Cover], seqs: Seqs) -> tuple[Seqs, Seqs]:
