@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 
 from tidings.check.survivors import codes, ints
 from tidings.core.errors import BadInput
-from tidings.core.filters import ARROW, parse_attributes
+from tidings.core.filters import ARROW, AttrType, parse_attributes
 from tidings.core.hashing import Seqs, content_hashes
 from tidings.core.ids import FIRST, StreamId
 from tidings.core.rows import DATA, GC, NO_ROWS, ROW_SCHEMA, WHERE, ArrowRows, Origin, Rows
@@ -332,22 +332,28 @@ class Lake:
                 inside = pc.and_(inside, pc.less(rows["seq"], hi))
             yield rows.filter(inside)
 
-    def spans(self, stream: StreamId, snapshot: Snapshot | None = None) -> Iterator[Span]:
-        """The stream as spans, each as it is covered; raises `BadInput` where something is missing."""
+    def spans(
+        self, stream: StreamId, snapshot: Snapshot | None = None, lo: int = FIRST, hi: int | None = None
+    ) -> Iterator[Span]:
+        """A range of a stream as spans, each as it is covered; raises `BadInput` where something is not."""
         snapshot = snapshot or self.snapshot()
-        at = FIRST
+        at, hi = lo, snapshot.end(stream) if hi is None else hi
         for cover in snapshot.coverage.get(stream, []):
-            if cover.lo != at:
-                raise BadInput(f"{stream}: [{at}, {cover.lo}) is not in the lake")
-            for rows in self.read(stream, cover.lo, cover.hi, snapshot):
+            if cover.hi <= at or cover.lo > at or at >= hi:
+                continue
+            end = min(cover.hi, hi)
+            for rows in self.read(stream, at, end, snapshot):
                 for start in range(0, rows.num_rows, CHUNK):
                     part = rows.slice(start, CHUNK)
                     last = part["seq"][-1].as_py() + 1
                     yield Span(stream, at, last, max(cover.asof, at), rows_of(part))
                     at = last
-            if at < cover.hi:
-                yield Span(stream, at, cover.hi, max(cover.asof, at), NO_ROWS)
-                at = cover.hi
+            if at < end:
+                yield Span(stream, at, end, max(cover.asof, at), NO_ROWS)
+                at = end
+        if at < hi:
+            missing = min([each.lo for each in snapshot.coverage.get(stream, []) if each.lo > at], default=hi)
+            raise BadInput(f"{stream}: [{at}, {min(missing, hi)}) is not in the lake")
 
 
 def schema_of(definition: StreamDef | None) -> pa.Schema:
@@ -357,6 +363,12 @@ def schema_of(definition: StreamDef | None) -> pa.Schema:
     if taken:
         raise BadInput(f"attribute {taken[0]!r} has the name of a column of the lake: archive its stream elsewhere")
     return pa.schema([*COLUMNS.items(), *[(name, ARROW[kind]) for name, kind in attributes.items()]])
+
+
+def spark_schema(definition: StreamDef) -> str:
+    """The columns of a stream's files, as Spark declares them."""
+    names = {ARROW[kind]: kind.value for kind in AttrType}
+    return ", ".join(f"`{each.name}` {names[each.type]}" for each in schema_of(definition))
 
 
 def _conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
