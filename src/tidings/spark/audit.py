@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -373,17 +374,21 @@ def _fresh(found: pa.Table, ready: pa.Table, last: pa.Table) -> pa.Table:
     """Evidence without what was judged before: the receipts that the new ones only continue."""
     before = {(row["subscriber"], row["incarnation"], row["n"]): row for row in last.to_pylist()}
     subscribers = set(ready["subscriber"].to_pylist())
-    out = []
-    for row in found.to_pylist():
-        if row["invariant"] is not None:
-            if (row["subscriber"], row["incarnation"], row["n"]) not in before:
-                out.append(row)
-        elif row["subscriber"] in subscribers:
+    told = found.to_pylist()
+    out = [row for row in told if row["invariant"] and (row["subscriber"], row["incarnation"], row["n"]) not in before]
+    wrong = Counter([row["subscriber"] for row in out])
+    for row in told:
+        if row["invariant"] is None and row["subscriber"] in subscribers:
             old = [each for key, each in before.items() if key[0] == row["subscriber"]]
             row["receipts"] -= len(old)
             row["events"] -= sum(each["hi"] - each["lo"] for each in old)
             row["rows"] -= sum(each["rows"] for each in old)
-            out.append(row)
+            row["violations"] = wrong[row["subscriber"]]
+            unsure = row["unverifiable"] or row["unkept"]
+            row["verdict"] = (
+                Verdict.VIOLATED if row["violations"] else Verdict.UNVERIFIABLE if unsure else Verdict.PROVED
+            )
+            out.append(row | {"verdict": row["verdict"].value})
     return pa.Table.from_pylist(out, schema=found.schema)
 
 
