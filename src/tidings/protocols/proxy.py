@@ -535,6 +535,8 @@ class Proxy:
         """The filter of a subscription."""
         definition = self._readable(stream)
         assert definition is not None
+        if definition.counted:
+            raise BadInput(f"stream {stream!r} only counts its events: there is nothing to filter by")
         return parse_filter(where, parse_attributes(definition.attrs)).mask
 
     def _readable(self, stream: StreamId) -> StreamDef | None:

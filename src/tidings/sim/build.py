@@ -7,8 +7,9 @@ Node names: ``r0/p1`` the second replica of r0's proxy, ``r0/c7`` a client, ``r0
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from tidings.core.ids import NodeId, RegionId
 from tidings.protocols.catalog import StreamDef
@@ -28,7 +29,10 @@ from tidings.sim.network import Path, Service
 from tidings.sim.recorder import Recorder
 from tidings.sim.scenario import Scenario
 from tidings.sim.workload import Writer
-from tidings.sim.world import World
+from tidings.sim.world import Factory, World
+
+Note: TypeAlias = Callable[[str, str, float, float], None]
+"""(node, name, value, bound): a gauge."""
 
 
 class Deployment:
@@ -112,6 +116,10 @@ class Deployment:
         self.region_of[node] = region
         costs = self.scenario.service
         self.world.add_node(node, region, factory, service=Service(costs.per_message, costs.per_event), **place)
+
+    def add(self, node: NodeId, region: RegionId, factory: Factory) -> None:
+        """A node of another kind, without a disk."""
+        self._node(node, region, factory)
 
     def _disk(self) -> DiskModel:
         disk = self.scenario.disk

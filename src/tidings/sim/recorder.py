@@ -21,6 +21,7 @@ from tidings.protocols.kernel import Effects, Persist, Send
 from tidings.protocols.log import CutBack, Installed, Logged, Record
 from tidings.protocols.proxy import OWNER
 from tidings.protocols.publishing import PUBLISHERS, Acked, Publish
+from tidings.protocols.subscriptions import Fed
 from tidings.sim.world import Started
 
 EventId = tuple[StreamId, str, int, int]  # stream, publisher, session, number
@@ -76,6 +77,8 @@ class Recorder:
         """Receipts, acknowledgements, commits."""
         if isinstance(item, Span):
             self._receipt(time, node, incarnation, item)
+        elif isinstance(item, Fed):
+            self._receipt(time, f"{node}#{item.id}", incarnation, item.span)
         elif isinstance(item, Committed):
             self._commit(time, node, item)
         elif isinstance(item, Acked):
