@@ -49,10 +49,7 @@ def run(
         spark(master, "tidings archive") as session,
         Archive(session, found, url, lease=lease, token=token or "") as job,
     ):
-        if once:
-            snapshot = job.once()
-        else:
-            snapshot = _until_interrupted(job, interval)
+        snapshot = job.once() if once else _until_interrupted(job, interval)
     result = _facts(found, snapshot)
     emit(result, as_json, lambda: _show(result))
 

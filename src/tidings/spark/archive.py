@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import secrets
 import shutil
 import time
@@ -48,11 +49,15 @@ LEASE = 3600.0  # seconds that a lease outlives the job; ours: a job that runs o
 ATTEMPT = 120.0  # seconds that a reader's own lease does; ours: its job begins anew, from the lake
 BATCH = 1_000_000  # numbers in a batch; ours: tens of seconds of work on two cores
 INTERVAL = 10.0  # seconds between batches of a job that keeps running
+TRIES = 3  # of a run that ends; ours: a worker that did not start in time is no reason to give up
 LOOK = 1.0  # seconds between looks at what the queries do
 TIMEOUT = 30.0  # seconds for an answer of the cluster
 
 WRITTEN = "what string, it string"
 """What tasks tell the driver: a file or a range, as JSON."""
+
+
+log = logging.getLogger("tidings.spark")
 
 
 class ArchiveFailed(TidingsError):
@@ -107,7 +112,16 @@ class Source:
 class Archive:
     """A job that writes a lake. ``servers``: any region of the cluster."""
 
-    def __init__(self, spark: SparkSession, lake: Lake, servers: str, *, lease: float = LEASE, token: str = "") -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        servers: str,
+        *,
+        lease: float = LEASE,
+        token: str = "",
+        tries: int = TRIES,
+    ) -> None:
         from tidings.spark.format import TidingsFormat
 
         self.spark = spark
@@ -115,6 +129,7 @@ class Archive:
         self.servers = servers
         self.token = token
         self.lease = lease
+        self.tries = tries
         self.job = secrets.token_hex(4)
         self.sources: dict[RegionId, Source] = {}
         self.batches = 0
@@ -157,11 +172,18 @@ class Archive:
     # --- running ------------------------------------------------------------------------------------------
 
     def once(self) -> Snapshot:
-        """Bring the lake up to where the streams end now."""
-        ends = self.hold()
-        ceilings = {stream: end for stream, end in ends.items() if is_internal(stream)}
-        queries = self._start(ceilings, {"availableNow": True})
-        self._follow(queries, lambda: not any([query.isActive for query in queries]))
+        """Bring the lake up to where the streams end now; what fails is tried again, from what is committed."""
+        for attempt in range(1, self.tries + 1):
+            ends = self.hold()
+            ceilings = {stream: end for stream, end in ends.items() if is_internal(stream)}
+            try:
+                queries = self._start(ceilings, {"availableNow": True})
+                self._follow(queries, functools.partial(_ended, queries))
+                break
+            except ArchiveFailed as error:
+                if attempt == self.tries:
+                    raise
+                log.warning("%s; trying again", error)
         return self._finished()
 
     def run(self, until: Callable[[], bool], interval: float = INTERVAL) -> Snapshot:
@@ -267,6 +289,10 @@ class Archive:
         self.batches += 1
         for source in self.sources.values():
             source.move({stream: after.end(stream) for stream in definitions})
+
+
+def _ended(queries: list[StreamingQuery]) -> bool:
+    return not any([query.isActive for query in queries])
 
 
 def compatible(streams: Iterable[StreamDef]) -> list[list[StreamDef]]:
