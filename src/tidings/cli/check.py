@@ -38,7 +38,7 @@ def check(
     target: Annotated[
         Target | None,
         typer.Argument(
-            help="A protocol to simulate, a cluster of real processes, or Spark that reads from one (spark) or writes (sink).",
+            help="A protocol to simulate, a cluster, or Spark that reads from one (spark) or writes to one (sink).",
             show_default=False,
         ),
     ] = None,

@@ -101,6 +101,7 @@ class Subscription:
         self._saving: list[asyncio.Future[None]] = []
         self._changed: list[asyncio.Future[None]] = []
         self.on_heard: Callable[[Feed], None] | None = None
+        self.on_taken: Callable[[int, Span], None] | None = None  # told of every span that the application is given
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -227,6 +228,8 @@ class Subscription:
         self._current = feed, span = self._queue.popleft()
         self._taken += 1
         feed.taken = span.hi
+        if self.on_taken is not None:
+            self.on_taken(feed.id, span)
         if self._taken >= CREDIT or not (self._queue or isinstance(span.rows, ListedRows)):
             self._credit()
         elif self._crediting is None:
