@@ -197,7 +197,7 @@ def test_a_directory_that_leads_to_another_node_is_noticed() -> None:
         machine = Pinger("x")
         a = ping_host("a", machine, directory)
         a.start()
-        await until(lambda: a.counters["refused_name"])
+        await until(lambda: a.counters["told_name"])
         assert not machine.pongs
         await asyncio.gather(a.stop(), b.stop())
 
