@@ -17,6 +17,7 @@ from tidings.core.rows import Mask, Rows, before_rows, data_rows
 from tidings.core.span import Span
 from tidings.protocols.kernel import Deliver, Effects, Expired, Received, Report, Send, SetTimer
 from tidings.protocols.membership import Membership
+from tidings.protocols.proxy import Proxy, ProxySettings, StreamDef
 from tidings.protocols.publishing import NotHead
 from tidings.protocols.subscriptions import (
     EARLIEST,
@@ -179,7 +180,7 @@ def test_who_leaves_is_forgotten() -> None:
     replica.hears(Follow(2, "s", 1))
     replica.hears(Unfollow(1))
     assert list(replica.positions) == [("c", 2)]
-    replica.forget("c")
+    replica.hears(Unfollow(2))
     assert not replica.positions and replica.commits(span(1, "a")) == []
 
 
@@ -188,6 +189,14 @@ def test_a_false_claim_to_have_consumed_moves_nothing() -> None:
     replica.commits(span(1, "a"), span(2, "b"))
     replica.hears(Follow(1, "s", 1))
     assert replica.hears(Consumed(1, 99)) == replica.hears(Consumed(7, 2)) == []
+
+
+def test_what_no_commit_told_of_is_fed_at_the_next_beat() -> None:
+    replica = Replica()
+    replica.hears(Follow(1, "s", 1))
+    replica.history.accept(span(1, "a", "b"))  # as when a snapshot is installed
+    assert replica.fed(replica.handle(0.0, Expired(FeedTick()))) == [(1, [(1, 3, [1, 2])])]
+    assert replica.fed(replica.handle(0.5, Expired(FeedTick()))) == [(3, [])], "then it is a sign of life again"
 
 
 def test_followers_of_a_deleted_stream_are_told() -> None:
@@ -514,3 +523,11 @@ def test_a_prompt_acknowledgement_is_saved_at_once() -> None:
     client = subscriber(name="desk")
     client.handle(0.1, Received("head", CursorAt("desk", "s", 3, 1)))
     assert messages(client.handle(0.2, Save(4, True))) == [("head", SaveCursor("desk", "s", 3, 4))]
+
+
+def test_a_filter_on_a_stream_that_only_counts_is_refused() -> None:
+    streams = [StreamDef("counts", "r", counted=10)]
+    replica = Proxy("p", "r", "config", streams, {}, ProxySettings(), [], random.Random(1))
+    (refusal,) = replica.handle(0.0, Received("c", Follow(1, "counts", EARLIEST, "seq > 3")))
+    assert isinstance(refusal, Send) and isinstance(refusal.message, Unfollowed)
+    assert "nothing to filter by" in refusal.message.reason

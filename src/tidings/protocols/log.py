@@ -207,7 +207,7 @@ class Log:
         for history in self.histories.values():
             at = FIRST
             while at < history.horizon:
-                for span in history.know(at, history.horizon, chunk_rows):
+                for span in history.kept(at, history.horizon, chunk_rows):
                     piece.append(span)
                     rows += span.rows.count
                     at = span.hi

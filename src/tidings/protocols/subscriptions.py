@@ -23,12 +23,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from tidings.core.errors import BadInput
+from tidings.core.errors import AsofGone, BadInput
 from tidings.core.history import History
-from tidings.core.ids import FIRST, NodeId, StreamId, is_internal
+from tidings.core.ids import FIRST, NEVER, NodeId, StreamId, is_hidden
 from tidings.core.lens import ALL, Lens
 from tidings.core.rows import NO_ROWS, ArrowRows, Mask, Origin, Rows, data_rows
-from tidings.core.span import MESSAGE_BYTES, Span
+from tidings.core.span import MESSAGE_BYTES, Span, within
 from tidings.protocols.kernel import (
     NOTHING,
     Command,
@@ -63,12 +63,17 @@ MakeMatch: TypeAlias = Callable[[StreamId, str], Match]
 
 
 class Follow(Message, frozen=True, gc=False):
-    """Feed me this stream from ``lo`` on. Answered with `Feed` (at once, perhaps empty) or `Unfollowed`."""
+    """Feed me this stream from ``lo`` on. Answered with `Feed` (at once, perhaps empty) or `Unfollowed`.
+
+    With ``asof`` it is a read: exactly the rows that survive collection below that number, the same from everybody.
+    """
 
     id: int
     stream: StreamId
     lo: int  # a number, EARLIEST or LATEST
     where: str = ""
+    hi: int = 0  # where it ends; 0: nowhere
+    asof: int = 0  # 0: as it is when it is sent
 
 
 class Feed(Message, frozen=True, gc=False):
@@ -102,11 +107,15 @@ class Unfollow(Message, frozen=True, gc=False):
 
 
 class Unfollowed(Message, frozen=True, gc=False):
-    """The subscription cannot be had, and why. ``unknown``: there is no such stream here, perhaps not yet."""
+    """The subscription cannot be had, and why. ``unknown``: there is no such stream here, perhaps not yet.
+
+    ``floor``: this replica has forgotten how things were as of the number asked for; it can tell from here on.
+    """
 
     id: int
     reason: str
     unknown: bool = False
+    floor: int = 0
 
 
 class OpenCursor(Message, frozen=True, gc=False):
@@ -161,10 +170,14 @@ class SubscriptionSettings(Value, frozen=True, gc=False):
 class Position:
     """How far one subscriber has been fed."""
 
-    __slots__ = ("asof", "done", "flying", "idle", "lens", "match", "next", "said", "stream", "unacked")
+    __slots__ = ("asof", "done", "end", "fixed", "flying", "idle", "lens", "match", "next", "said", "stream", "unacked")
 
-    def __init__(self, stream: StreamId, lo: int, lens: Lens, match: Match | None) -> None:
+    def __init__(
+        self, stream: StreamId, lo: int, lens: Lens, match: Match | None, end: int = NEVER, fixed: int = 0
+    ) -> None:
         self.stream = stream
+        self.end = end  # first number that is not wanted
+        self.fixed = fixed  # rows are wanted as of this number; 0: as they are when sent
         self.next = lo  # first number not looked at
         self.said = lo  # first number not told of: what lies between has no row that passes the filter
         self.asof = lo  # as of which that is so
@@ -219,19 +232,14 @@ class Subscriptions:
     def committed(self, stream: StreamId, fresh: Sequence[Span] = ()) -> list[Effect]:
         """The horizon of a stream has moved: feed those who follow it, with the spans that moved it if they can be."""
         effects: list[Effect] = []
-        for key, position in self.by_stream.get(stream, {}).items():
+        for key, position in list(self.by_stream.get(stream, {}).items()):
             self._pump(key, position, effects, fresh)
         return effects
-
-    def forget(self, node: NodeId) -> None:
-        """A subscriber's connection is gone, and all its subscriptions with it."""
-        for key in [key for key in self.positions if key[0] == node]:
-            self._drop(key)
 
     def _follow(self, src: NodeId, follow: Follow) -> Effects:
         history = self.histories.get(follow.stream)
         key = (src, follow.id)
-        if history is None or is_internal(follow.stream):
+        if history is None or is_hidden(follow.stream):
             return [Send(src, Unfollowed(follow.id, f"stream {follow.stream!r} is unknown here", True))]
         if key not in self.positions and len(self.positions) >= self.settings.subscriptions:
             return [Send(src, Unfollowed(follow.id, "this replica has no room for another subscription"))]
@@ -243,8 +251,10 @@ class Subscriptions:
         lo = {EARLIEST: FIRST, LATEST: history.horizon}.get(follow.lo, follow.lo)
         if lo < FIRST:
             return [Send(src, Unfollowed(follow.id, f"a stream begins at {FIRST}, not at {follow.lo}"))]
+        if 0 < follow.hi <= lo:
+            return [Send(src, Unfollowed(follow.id, f"[{lo}, {follow.hi}) is not a range of numbers"))]
         self._drop(key)
-        position = Position(follow.stream, lo, lens, match)
+        position = Position(follow.stream, lo, lens, match, follow.hi or NEVER, follow.asof)
         self.positions[key] = position
         self.by_stream.setdefault(follow.stream, {})[key] = position
         effects: list[Effect] = []
@@ -271,22 +281,41 @@ class Subscriptions:
     def _pump(
         self, key: tuple[NodeId, int], position: Position, effects: list[Effect], fresh: Sequence[Span] = ()
     ) -> None:
-        """Send what is committed and fits the window; coverage without rows waits for rows, or for the beat."""
+        """Send what is committed and fits the window; coverage without rows waits for rows, the end or the beat."""
         history = self.histories[position.stream]
-        while position.next < history.horizon and self._credit(position):
-            spans = self._as_they_came(position.next, fresh)
+        while position.next < min(history.horizon, position.end) and self._credit(position):
+            try:
+                spans = self._next(position, history, fresh)
+            except AsofGone as gone:
+                self._drop(key)
+                effects += [Send(key[0], Unfollowed(key[1], str(gone), floor=gone.floor)), Report("asof_gone")]
+                return
             if not spans:
-                spans = history.know(position.next, history.horizon, self.settings.chunk_rows)
+                return
             position.next = spans[-1].hi
             if position.match is not None:
                 match = position.match
                 spans = [span.filter(position.lens, match(span.rows)) for span in spans]
-                if not any([span.rows.count for span in spans]):
+                if position.next < position.end and not any([span.rows.count for span in spans]):
                     position.asof = max([position.asof, *[span.asof for span in spans]])
                     continue
                 if position.said < spans[0].lo:
                     spans = [self._hidden(position, spans[0].lo), *spans]
             self._feed(key, position, spans, effects)
+
+    def _next(self, position: Position, history: History, fresh: Sequence[Span]) -> list[Span]:
+        """The spans to send next: a message full, or none while the horizon has not reached what they are as of."""
+        if position.fixed:
+            if history.horizon < position.fixed:
+                return []
+            hi = min(history.horizon, position.end)
+            asof = max(position.fixed, position.next)  # nothing below a number collects it
+            return within([history.rows(position.next, hi, asof, self.settings.chunk_rows)])
+        if position.end == NEVER:
+            spans = self._as_they_came(position.next, fresh)
+            if spans:
+                return spans
+        return history.know(position.next, position.end, self.settings.chunk_rows)
 
     def _as_they_came(self, lo: int, fresh: Sequence[Span]) -> list[Span]:
         """Of the spans just committed those that continue from ``lo``: whoever keeps up gets each batch uncopied.
@@ -332,11 +361,18 @@ class Subscriptions:
             elif position.idle > self.settings.patience:
                 self._drop(key)
                 effects.append(Report("subscriber_given_up"))
-            elif position.said < position.next and self._credit(position):
-                self._feed(key, position, [self._hidden(position, position.next)], effects)
             else:
-                self._feed(key, position, [], effects)
+                self._catch_up(key, position, effects)
         return effects
+
+    def _catch_up(self, key: tuple[NodeId, int], position: Position, effects: list[Effect]) -> None:
+        """At a beat: what no commit told of (a snapshot was installed), what no row follows, or a mere sign of life."""
+        sent = len(effects)
+        self._pump(key, position, effects)
+        if position.said < position.next and self._credit(position):
+            self._feed(key, position, [self._hidden(position, position.next)], effects)
+        elif len(effects) == sent:
+            self._feed(key, position, [], effects)
 
 
 # --- durable subscriptions, at the head --------------------------------------------------------------------
@@ -432,11 +468,15 @@ class Saved(Value, frozen=True, gc=False):
 
 
 class Ended(Value, frozen=True, gc=False):
-    """Delivered to the application: the subscription is over. ``superseded``: a newer holder has its name."""
+    """Delivered to the application: the subscription is over. ``superseded``: a newer holder has its name.
+
+    ``floor``: nobody can tell any more how things were as of the number asked for, only from here on.
+    """
 
     id: int
     reason: str
     superseded: bool = False
+    floor: int = 0
 
 
 class FollowTick(Timer, frozen=True, gc=False):
@@ -444,7 +484,11 @@ class FollowTick(Timer, frozen=True, gc=False):
 
 
 class Subscriber:
-    """One subscription of a client, durable if it has a name. ``lo``: a number, EARLIEST or LATEST."""
+    """One subscription of a client, durable if it has a name. ``lo``: a number, EARLIEST or LATEST.
+
+    With ``hi`` it ends there, with ``asof`` it is a read (`Follow`). A replica that has forgotten how things were as
+    of that number is left for the next one, and when all have, the region for ``owner``, where leases are kept.
+    """
 
     def __init__(
         self,
@@ -456,7 +500,14 @@ class Subscriber:
         membership: Membership,
         settings: SubscriptionSettings,
         holder: int,
+        hi: int = 0,
+        asof: int = 0,
+        owner: Membership | None = None,
     ) -> None:
+        self.hi = hi
+        self.asof = asof
+        self.owner = owner
+        self.denied = 0  # replicas in turn that have forgotten
         self.id = id
         self.stream = stream
         self.lo = lo
@@ -499,7 +550,9 @@ class Subscriber:
         match input:
             case Received(src, Feed() as feed) if feed.id == self.id:
                 return self._feed(now, src, feed)
-            case Received(src, Unfollowed(id, reason, unknown)) if id == self.id and src == self._source():
+            case Received(src, Unfollowed(id, reason, unknown, floor)) if id == self.id and src == self._source():
+                if floor:
+                    return self._forgotten(now, reason, floor)
                 if unknown and now - self.began < self.settings.settle:
                     return self._soon(now)
                 return self._end(reason)
@@ -545,10 +598,10 @@ class Subscriber:
             assert self.name is not None
             return [Send(self._head(), OpenCursor(self.name, self.stream, self.holder))]
         self.held = len(self.ahead) >= self.settings.window
-        if self.held:
+        if self.held or (self.horizon is not None and self.horizon >= self.hi > 0):
             return []
         lo = LATEST if self.horizon is None else self.horizon
-        return [Send(self._source(), Follow(self.id, self.stream, lo, self.where))]
+        return [Send(self._source(), Follow(self.id, self.stream, lo, self.where, self.hi, self.asof))]
 
     def _take(self, horizon: int) -> list[Effect]:
         self.taken = max(self.taken, horizon)
@@ -571,6 +624,16 @@ class Subscriber:
         self.heard = now
         return [Report("subscriber_moved"), *self._ask()]
 
+    def _forgotten(self, now: Time, reason: str, floor: int) -> list[Effect]:
+        """The next replica may remember, or the owner's."""
+        self.denied += 1
+        if self.denied < len(self.membership.replicas):
+            return self._move(now)
+        if self.owner is not None and self.owner.region != self.membership.region:
+            self.membership, self.owner, self.denied = self.owner, None, 0
+            return [Report("read_redirected"), *self._move(now)]
+        return self._end(reason, floor=floor)
+
     def _learn(self, now: Time, membership: Membership) -> list[Effect]:
         """Keep to the replica that feeds, if it is still in the chain; else ask another at once."""
         if membership.region != self.membership.region or membership.epoch <= self.membership.epoch:
@@ -590,6 +653,7 @@ class Subscriber:
             self.turn = self.membership.replicas.index(src)  # asked before, it answers first: late is better than never
         self.heard = now
         self.moves = 0
+        self.denied = 0
         if self.horizon is None:
             self.horizon = feed.at
         self.taken = self.taken or self.horizon
@@ -627,9 +691,9 @@ class Subscriber:
             return self._ask()
         return [Deliver(Saved(self.id, self.saved))]
 
-    def _end(self, reason: str, *, superseded: bool = False) -> list[Effect]:
+    def _end(self, reason: str, *, superseded: bool = False, floor: int = 0) -> list[Effect]:
         self.over = True
-        return [Send(self._source(), Unfollow(self.id)), Deliver(Ended(self.id, reason, superseded))]
+        return [Send(self._source(), Unfollow(self.id)), Deliver(Ended(self.id, reason, superseded, floor))]
 
     def _tick(self, now: Time) -> list[Effect]:
         effects = self._save()
