@@ -46,7 +46,8 @@ from tidings.spark.session import require_java
 Fault: TypeAlias = Literal["driver", "worker", "executor", "commit", "replica", "head"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 STREAM = "copied"
-KEYS = 400
+KEYS = 50  # that repeat
+REPEATED = 0.3  # of all events; the others have a key of their own, and stay
 BACKLOG = 8_000  # events before the job starts; ours: four batches and more
 BATCH = 200
 STARTS = 5  # of one job; ours: one fault needs two
@@ -68,7 +69,8 @@ class Load(threading.Thread):
     def publish(self, count: int) -> None:
         """So many events more; nobody else publishes, so they continue the numbers."""
         numbers = range(len(self.keys), len(self.keys) + count)
-        keys = [b"key-%d" % self.rng.randrange(KEYS) for _ in numbers]
+        rng = self.rng
+        keys = [b"key-%d" % (rng.randrange(KEYS) if rng.random() < REPEATED else KEYS + n) for n in numbers]
         payloads = [b"payload %d" % number for number in numbers]
         ack = self.connection.publish_table(
             STREAM, pa.table({"key": pa.array(keys, pa.binary()), "payload": pa.array(payloads, pa.binary())})
