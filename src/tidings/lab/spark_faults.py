@@ -49,7 +49,7 @@ STREAM = "copied"
 KEYS = 50  # that repeat
 REPEATED = 0.3  # of all events; the others have a key of their own, and stay
 BACKLOG = 8_000  # events before the job starts; ours: four batches and more
-BATCH = 200
+BATCH, EVERY = 100, 0.25  # events, and seconds between batches of them: less than a job reads on a busy machine
 STARTS = 5  # of one job; ours: one fault needs two
 PATIENCE = 300.0  # seconds for one run of a job on a busy machine
 
@@ -82,7 +82,7 @@ class Load(threading.Thread):
 
     def run(self) -> None:
         try:
-            while not self.over.wait(0.1):
+            while not self.over.wait(EVERY):
                 self.publish(BATCH)
         except Exception as error:
             self.error = error
@@ -119,6 +119,8 @@ class Trial:
                 if not struck:
                     struck = self._strike(process)
                 code = process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                raise TidingsError(f"the job has not ended in {PATIENCE:g} s; see {self._log}") from None
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -141,10 +143,11 @@ class Trial:
         import pyspark
 
         self.starts += 1
+        job = self.job if self.starts == 1 else msgspec.structs.replace(self.job, limit=10 * self.job.limit)
         home = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
         with open(self._log, "ab") as out:
             return subprocess.Popen(
-                [sys.executable, "-m", "tidings.lab.spark_job", msgspec.json.encode(self.job).decode()],
+                [sys.executable, "-m", "tidings.lab.spark_job", msgspec.json.encode(job).decode()],
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
