@@ -23,6 +23,7 @@ class Target(StrEnum):
     sprinkler = "sprinkler"
     cluster = "cluster"
     spark = "spark"
+    sink = "sink"
 
 
 def parse_seeds(text: str) -> range:
@@ -36,7 +37,10 @@ def parse_seeds(text: str) -> range:
 def check(
     target: Annotated[
         Target | None,
-        typer.Argument(help="A protocol to simulate, or a cluster of real processes.", show_default=False),
+        typer.Argument(
+            help="A protocol to simulate, a cluster, or Spark that reads from one (spark) or writes to one (sink).",
+            show_default=False,
+        ),
     ] = None,
     seeds: Annotated[
         range | None,
@@ -70,9 +74,9 @@ def check(
         return
     if target is None:
         raise typer.BadParameter(
-            "say what to check: sprinkler, cluster or spark (or --ledger for all that has been checked)"
+            "say what to check: sprinkler, cluster, spark or sink (or --ledger for all that has been checked)"
         )
-    if target is Target.spark and mutants:
+    if mutants and target in (Target.spark, Target.sink):
         raise typer.BadParameter("--mutants is for sprinkler and cluster")
     if master is not None and (mutants or power_cuts is not None or target is not Target.sprinkler):
         raise typer.BadParameter("--master is for seeds of a simulation")
@@ -85,6 +89,8 @@ def check(
         _power_cuts(power_cuts, (seeds or range(1)).start, as_json)
     elif mutants:
         _mutants(target.value, processes, as_json)
+    elif target is Target.sink:
+        _sink(seeds or range(1), as_json)
     elif target is Target.cluster:
         _campaign(target.value, seeds or CLUSTER_SEEDS, 1, None, ledger_dir, as_json)
     elif target is Target.spark:
@@ -125,6 +131,25 @@ def _show(result: dict[str, Any], seeds: int) -> None:
     hours = result["hours_simulated"]
     extent = f"{hours:.2f} hours simulated" if hours else f"{result['events']:,} events of real processes"
     print(f"{seeds} seeds, {extent}, {len(result['violations'])} violations")
+
+
+def _sink(seeds: range, as_json: bool) -> None:
+    """Exactly once from a query to a stream."""
+    import tempfile
+
+    from tidings.lab import sink_faults
+
+    with tempfile.TemporaryDirectory(prefix="tidings-sink-") as folder, progress("sink, faults") as report:
+        result = sink_faults.run(seeds, Path(folder), report)
+
+    def show() -> None:
+        rows = [(each["fault"], each["rows"], each["expected"], each["runs"], each["holds"]) for each in result["runs"]]
+        table("exactly once", ["fault", "rows", "expected", "runs of the query", "holds"], rows)
+        print(f"{len(result['runs'])} queries, {len(result['violations'])} violations")
+
+    emit(result, as_json, show)
+    if result["violations"]:
+        raise typer.Exit(BROKEN)
 
 
 def _ledger(folder: Path, as_json: bool) -> None:

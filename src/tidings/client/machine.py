@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from tidings.client.fabric import Fabric, Heard
 from tidings.core.filters import Filter, parse, parse_attributes
-from tidings.core.ids import NodeId, RegionId, StreamId
+from tidings.core.ids import NodeId, RegionId, StreamId, is_internal
 from tidings.core.rows import Rows
 from tidings.protocols.catalog import Because, Defined, Describe, Description, NotDefined, StreamDef, Why
 from tidings.protocols.client import ClientSettings
@@ -53,6 +53,9 @@ from tidings.protocols.publishing import (
     Rejected,
     SessionOpened,
 )
+from tidings.protocols.receipts import ReceiptsKept
+from tidings.protocols.sinks import ANSWERS as SINK_ANSWERS
+from tidings.protocols.sinks import Request, SinkClient, SinkSettings
 from tidings.protocols.subscriptions import (
     LATEST,
     CursorAt,
@@ -146,6 +149,20 @@ class Drop(Command, frozen=True, gc=False):
     nonce: int
 
 
+class Sinking(Command, frozen=True, gc=False):
+    """Ask the owner of a sink's stream something; delivered is a `SinkAnswered`."""
+
+    region: RegionId
+    request: Request
+
+
+class DropSinking(Command, frozen=True, gc=False):
+    """Nobody waits for that answer any more."""
+
+    region: RegionId
+    nonce: int
+
+
 # --- what is delivered, besides what the parts deliver ----------------------------------------------------
 
 
@@ -174,6 +191,13 @@ class PublisherTick(Timer, frozen=True, gc=False):
     timer: Timer
 
 
+class SinkingTick(Timer, frozen=True, gc=False):
+    """The timer of a region's sinks."""
+
+    region: RegionId
+    timer: Timer
+
+
 class SubscriberTick(Timer, frozen=True, gc=False):
     """A subscriber's timer."""
 
@@ -199,6 +223,7 @@ class MachineSettings(Value, frozen=True, gc=False):
     subscriptions: SubscriptionSettings = SubscriptionSettings()
     fabric: ClientSettings = ClientSettings()
     leases: LeaseSettings = LeaseSettings()
+    sinks: SinkSettings = SinkSettings()
     ask: float = 0.5  # seconds before the next replica is asked
     refresh: float = 30.0  # seconds between descriptions while all is well: 16,000 clients ask 500 times a second
     hurry: float = 1.0  # seconds between them while something is silent, or was lost
@@ -207,7 +232,7 @@ class MachineSettings(Value, frozen=True, gc=False):
 
 
 PUBLISHING = frozenset({Published, Rejected, SessionOpened})
-ANSWERS = frozenset({Description, Defined, NotDefined, Because})
+ANSWERS = frozenset({Description, Defined, NotDefined, Because, ReceiptsKept})
 SUBSCRIBING = frozenset({Feed, Unfollowed})
 
 _OWN = 1 << 62  # nonces of the machine's own questions begin here
@@ -249,11 +274,13 @@ class ClientMachine:
         self.publishers: dict[RegionId, Publisher] = {}
         self.used: dict[RegionId, Time] = {}  # when a publisher was last given something
         self.lives: dict[RegionId, int] = {}  # how many publishers a region has had
+        self.sinks: dict[RegionId, SinkClient] = {}
         self.subscribers: dict[int, Subscriber] = {}
         self.opened: dict[int, Open] = {}  # every subscription, whoever feeds it
         self.asking: dict[int, Asking] = {}
         self.holders: dict[str, Holder] = {}  # by the name of a lease
         self.fabric: Fabric | None = None
+        self.receipts = False  # the cluster asks its subscribers for receipts
         self.described: Time | None = None  # when the last own description was asked for
         self.lost: Time = -1e18  # when a node was last lost
         self._nonce = _OWN
@@ -296,6 +323,10 @@ class ClientMachine:
                 return holder.close() if holder is not None and release else NOTHING
             case Lost(node):
                 return self._lost(now, node)
+            case Sinking(region, request):
+                return self._sinking(now, region, request)
+            case DropSinking(region, nonce) if region in self.sinks:
+                return self.sinks[region].drop(nonce)
         return NOTHING
 
     def check(self) -> None:
@@ -305,6 +336,8 @@ class ClientMachine:
             subscriber.check()
         for holder in self.holders.values():
             holder.check()
+        for sink in self.sinks.values():
+            sink.check()
         if self.fabric is not None:
             self.fabric.check()
 
@@ -321,6 +354,8 @@ class ClientMachine:
         if kind in PUBLISHING:
             regions = [r for r in self.publishers if input.src in self.memberships[r].replicas] or self.publishers
             return [effect for region in regions for effect in self._publisher(now, region, input)]
+        if kind in SINK_ANSWERS:
+            return [effect for region in self.sinks for effect in self._sink(now, region, input)]
         if kind in ANSWERS:
             return self._answer(now, message)
         if isinstance(message, Leased | Unleased):
@@ -335,6 +370,8 @@ class ClientMachine:
         match timer:
             case PublisherTick(region, generation, inner):
                 return self._publisher(now, region, Expired(inner)) if generation == self.lives[region] else NOTHING
+            case SinkingTick(region, inner):
+                return self._sink(now, region, Expired(inner))
             case SubscriberTick(id, inner):
                 return self._subscriber(now, id, Expired(inner))
             case AskTick(nonce, turn):
@@ -386,7 +423,7 @@ class ClientMachine:
                 out = self._learn_all(now, message)
             case Defined(nonce, definition):
                 self.streams[definition.name] = definition
-            case NotDefined(nonce):
+            case NotDefined(nonce) | ReceiptsKept(nonce):
                 pass
             case Because(stream, seq):
                 found = [n for n, asking in self.asking.items() if asking.ask.message == Why(stream, seq)]
@@ -401,6 +438,8 @@ class ClientMachine:
         first = not self.home
         if first:
             self.home = told.region
+        if told.region == self.home:
+            self.receipts = told.receipts
         for stream in told.streams:
             known = self.streams.get(stream.name)
             if known is None or not known.attrs.startswith(stream.attrs):  # attributes are only ever added
@@ -408,7 +447,7 @@ class ClientMachine:
         for membership in told.memberships:
             out.extend(self._learn(now, membership))
         if first and self.peer:
-            horizons = {name: state.horizon for name, state in told.states.items()}
+            horizons = {name: state.horizon for name, state in told.states.items() if not is_internal(name)}
             membership = self.memberships[self.home]
             self.fabric = Fabric(self.me, self.home, membership, horizons, self.settings.fabric, self.rng)
             out.extend(self.fabric.start(now))
@@ -425,6 +464,8 @@ class ClientMachine:
         publisher = self.publishers.get(region)
         if publisher is not None:
             out.extend(publisher.learn(membership))
+        if region in self.sinks:
+            out.extend(self.sinks[region].learn(membership))
         for holder in self.holders.values():
             out.extend(holder.learn(now, membership))
         for id in list(self.subscribers):
@@ -441,6 +482,8 @@ class ClientMachine:
             out.extend(self._publisher(now, region, input))
         for holder in self.holders.values():
             out.extend(holder.handle(now, input))
+        if region in self.sinks:
+            out.extend(self._sink(now, region, input))
         if region == self.home:
             for id, subscriber in list(self.subscribers.items()):
                 if subscriber.name is not None:
@@ -511,6 +554,24 @@ class ClientMachine:
             else:
                 out.append(effect)
         return out
+
+    # --- sinks ----------------------------------------------------------------------------------------------
+
+    def _sinking(self, now: Time, region: RegionId, request: Request) -> Effects:
+        out: list[Effect] = []
+        if region not in self.sinks:
+            self.sinks[region] = SinkClient(self.memberships[region], self.settings.sinks)
+            out = self._sink_ticking(region, self.sinks[region].start(now))
+        return [*out, *self.sinks[region].ask(request)]
+
+    def _sink(self, now: Time, region: RegionId, input: Input) -> list[Effect]:
+        return self._sink_ticking(region, self.sinks[region].handle(now, input))
+
+    def _sink_ticking(self, region: RegionId, effects: Effects) -> list[Effect]:
+        return [
+            SetTimer(effect.delay, SinkingTick(region, effect.timer)) if type(effect) is SetTimer else effect
+            for effect in effects
+        ]
 
     # --- subscribers ------------------------------------------------------------------------------------
 

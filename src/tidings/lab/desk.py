@@ -378,6 +378,11 @@ class Desks:
 
     # --- what must hold -----------------------------------------------------------------------------------
 
+    @property
+    def refused(self) -> int:
+        """How many batches were refused to desks."""
+        return sum(len(self.desk(name).refused) for name in self.nodes)
+
     def note_alive(self) -> None:
         """How far those subscriptions got that are not over."""
         recorder, now = self.deployment.recorder, self.deployment.world.now

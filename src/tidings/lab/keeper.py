@@ -104,7 +104,7 @@ class Keeper:
         return out
 
     def _read(self, now: Time) -> list[Effect]:
-        """The same range as ever, as of the long lease and of the oldest short one, which the long one leaves behind."""
+        """The same range as ever, as of the long lease and of the oldest short one."""
         out: list[Effect] = []
         names = [LONG, *sorted(set(self.asofs) - {LONG}, key=lambda name: self.asofs[name])[:1]]
         for at, name in enumerate(names):

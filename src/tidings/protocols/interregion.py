@@ -230,7 +230,10 @@ class InterRegion:
 
     def _pump(self, to: NodeId, stream: StreamId) -> list[Effect]:
         subscription = self.subscribers[to, stream]
-        history = self.histories[stream]
+        history = self.histories.get(stream)
+        if history is None:  # the stream was deleted
+            del self.subscribers[to, stream]
+            return []
         effects: list[Effect] = []
         while subscription.next < history.horizon and len(subscription.unacked) < self.settings.window:
             spans = tuple(history.know(subscription.next, history.horizon, self.settings.chunk_rows))

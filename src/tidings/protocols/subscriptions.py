@@ -25,7 +25,7 @@ import msgspec
 
 from tidings.core.errors import AsofGone, BadInput
 from tidings.core.history import History
-from tidings.core.ids import FIRST, NEVER, NodeId, StreamId, is_internal
+from tidings.core.ids import FIRST, NEVER, NodeId, StreamId, is_hidden
 from tidings.core.lens import ALL, Lens
 from tidings.core.rows import NO_ROWS, ArrowRows, Mask, Origin, Rows, data_rows
 from tidings.core.span import MESSAGE_BYTES, Span, within
@@ -239,7 +239,7 @@ class Subscriptions:
     def _follow(self, src: NodeId, follow: Follow) -> Effects:
         history = self.histories.get(follow.stream)
         key = (src, follow.id)
-        if history is None or is_internal(follow.stream):
+        if history is None or is_hidden(follow.stream):
             return [Send(src, Unfollowed(follow.id, f"stream {follow.stream!r} is unknown here", True))]
         if key not in self.positions and len(self.positions) >= self.settings.subscriptions:
             return [Send(src, Unfollowed(follow.id, "this replica has no room for another subscription"))]
@@ -361,11 +361,18 @@ class Subscriptions:
             elif position.idle > self.settings.patience:
                 self._drop(key)
                 effects.append(Report("subscriber_given_up"))
-            elif position.said < position.next and self._credit(position):
-                self._feed(key, position, [self._hidden(position, position.next)], effects)
             else:
-                self._feed(key, position, [], effects)
+                self._catch_up(key, position, effects)
         return effects
+
+    def _catch_up(self, key: tuple[NodeId, int], position: Position, effects: list[Effect]) -> None:
+        """At a beat: what no commit told of (a snapshot was installed), what no row follows, or a mere sign of life."""
+        sent = len(effects)
+        self._pump(key, position, effects)
+        if position.said < position.next and self._credit(position):
+            self._feed(key, position, [self._hidden(position, position.next)], effects)
+        elif len(effects) == sent:
+            self._feed(key, position, [], effects)
 
 
 # --- durable subscriptions, at the head --------------------------------------------------------------------
