@@ -97,7 +97,7 @@ def test_check_mutants_is_exit_code_3_when_something_does_not_hold(lab: Any, bro
 def test_lab_run_is_exit_code_3_when_a_claim_differs(lab: Any, tmp_path: Path, verdict: str, code: int) -> None:
     claim = {"id": "SP5", "statement": "s", "expected": 1, "measured": 2.5, "verdict": verdict, "why": "w"}
     found = {"experiment": "SP5", "claims": [claim], "figures": ["a.png"], "data": ["a.parquet"]}
-    lab("experiments", run=lambda name, scale, out, progress: found)
+    lab("experiments", run=lambda name, scale, out, master, progress: found)
     result = run("lab", "run", "SP5", "--out", str(tmp_path))
     assert result.exit_code == code
     assert "a.png" in result.stdout

@@ -17,6 +17,7 @@ from tidings.client.machine import (
     Close,
     MachineSettings,
     Open,
+    PublisherTick,
     RefreshTick,
     Submit,
     Taken,
@@ -27,7 +28,7 @@ from tidings.protocols.catalog import Because, Define, Describe, Description, St
 from tidings.protocols.kernel import Deliver, Effects, Expired, Received, Send
 from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Know, Offer
-from tidings.protocols.publishing import NotHead, OpenSession, Publish, Rejected, SessionOpened
+from tidings.protocols.publishing import NotHead, OpenSession, Publish, PublishTick, Rejected, SessionOpened
 from tidings.protocols.subscriptions import Fed, Feed, Follow, Lost, Unfollow
 
 NEAR = Membership("r0", 1, ("r0/a@h:1", "r0/b@h:2", "r0/c@h:3"))
@@ -112,6 +113,18 @@ def test_after_a_loss_the_cluster_is_looked_at_every_second_for_a_while() -> Non
     ((_, ask),) = [pair for pair in sent(client.handle(6.0, Lost(NEAR.head))) if isinstance(pair[1], Describe)]
     client.handle(6.1, Received(NEAR.tail, described(ask.nonce)))
     assert [type(m) for _, m in sent(client.handle(7.5, Expired(RefreshTick())))] == [Describe]
+
+
+def test_a_publisher_to_whom_nobody_answers_makes_the_client_look_for_a_newer_chain() -> None:
+    client = found()
+    client.handle(1.0, Submit("r0", "s", ROWS, 7))
+    timer = PublisherTick("r0", 1, PublishTick())
+    told = [sent(client.handle(at, Expired(timer))) for at in (1.3, 1.6, 1.9, 2.2)]
+    questions = [message for effects in told for _, message in effects if isinstance(message, Describe)]
+    assert len(questions) == 1, "one question is enough; it goes round near replicas, far heads and seeds by itself"
+    newer = Membership("r0", 9, ("r0/x@h:7",))
+    answer = client.handle(2.5, Received(FAR.head, described(questions[0].nonce, near=newer)))
+    assert [to for to, message in sent(answer) if isinstance(message, OpenSession)] == ["r0/x@h:7"]
 
 
 def test_a_question_is_answered_once() -> None:

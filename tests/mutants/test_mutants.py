@@ -92,17 +92,44 @@ def test_an_outcome_is_kept_until_any_source_changes(tmp_path: Path, monkeypatch
     assert again.key(Case("m", "core.span", "x = 2")) not in again.known
     assert Results(path, [1, 2, 3]).key(case) not in again.known
     monkeypatch.setattr(mutants, "JUDGED", ("core",))
-    assert Results(path, [1, 2]).key(case) not in again.known
+    changed = Results(path, [1, 2])
+    assert changed.key(case) not in again.known
+    assert changed.killers == {"m": 3}, "which seed caught it is worth knowing even so"
+
+
+def test_a_probed_module_means_the_same_and_tells_which_conditions_it_evaluated() -> None:
+    reached: set[int] = set()
+    space: dict[str, object] = {"_reached": reached}
+    exec(
+        compile(mutants.probed("def f(a, b):\n    return 1 if a < b and not a == 0 else 2 if b else 3"), "", "exec"),
+        space,
+    )
+    call = space["f"]
+    assert callable(call)
+    assert call(1, 2) == 1 and reached == {0, 1, 2}
+    reached.clear()
+    assert call(3, 0) == 3 and reached == {0, 1, 3}, "the second comparison is not looked at"
+
+
+def test_a_mutant_faces_only_the_seeds_that_reach_it_the_last_killer_first() -> None:
+    went = [Verdict(seed, [], "", 1.0, 10, {"m": spots}) for seed, spots in ((5, [0, 1]), (7, [1]), (9, [1]))]
+    trials = mutants.Trials([5, 7, 8, 9], [*went, Verdict(8, ["order"], "", 1.0)])
+    assert trials.unfit == [8]
+    assert trials.seeds(Case("g", "m", "", 0), None) == [5]
+    assert trials.seeds(Case("g", "m", "", 1), 9) == [9, 5, 7]
+    assert trials.seeds(Case("g", "m", "", 2), None) == []
+    assert trials.seeds(Case("p", "m", ""), None) == [5, 7, 9]
 
 
 def test_the_summary_names_all_that_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutants, "equivalents", lambda: {"g2": "it is the same"})
     seen = [invariant.__name__ for invariant in ALL_INVARIANTS if invariant.__name__ != "order"]
     caught = Verdict(4, ["check", *seen], "", 1.0)
-    found = {"p1": caught, "p2": None, "g1": caught, "g2": None, "g3": None}
-    result = mutants.summary("sprinkler", ["p1", "p2"], ["g1", "g2", "g3"], found, [9])
+    clean = [Verdict(seed, [], "", 1.0) for seed in range(40)]
+    outcomes = {"p1": [caught], "p2": clean, "g1": [*clean, caught], "g2": clean, "g3": []}
+    result = mutants.summary("sprinkler", ["p1", "p2"], ["g1", "g2", "g3"], outcomes, [9])
     assert (result["mutants"], result["caught"], result["escaped"]) == (2, 1, ["p2"])
-    survivors = [{"where": "g2", "why": "it is the same"}, {"where": "g3", "why": ""}]
+    survivors = [{"where": "g2", "why": "it is the same", "seeds": 40}, {"where": "g3", "why": "", "seeds": 0}]
     assert result["generated"] == {"mutants": 3, "caught": 1, "survivors": survivors}
     assert result["by_invariant"]["integrity"] == 2 and result["by_invariant"]["order"] == 0
     assert result["broken"] == [
@@ -140,6 +167,14 @@ def test_a_mutant_that_hangs_is_caught() -> None:
     case = Case("hangs", "core.ticks", mutants.module_path("core.ticks").read_text() + "\nwhile True:\n    pass\n")
     (verdict,) = mutants.hunt(case, [0], 2.0)
     assert verdict.by == ["timeout"]
+
+
+@pytest.mark.slow
+def test_a_mutant_that_no_signal_handler_can_interrupt_is_ended_by_the_kernel() -> None:
+    stubborn = "\nimport signal\nsignal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True:\n    pass\n"
+    case = Case("stubborn", "core.ticks", mutants.module_path("core.ticks").read_text() + stubborn)
+    (verdict,) = mutants.hunt(case, [0], 1.0)
+    assert verdict.by == ["crash"]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from spark.rig import Cluster
 from tidings.core.errors import BadAttribute, BadInput
-from tidings.lab.spark_faults import hashed, rows_of
+from tidings.lab.sink_faults import hashed, rows_of
 from tidings.spark.sink import WriteOptions, check_columns, stream_writer, writer
 
 

@@ -37,9 +37,13 @@ def test_every_point_gives_its_result_once(local: Any) -> None:
 
 def test_a_point_that_raises_is_named_and_spares_the_others(local: Any) -> None:
     found: list[dict[str, Any]] = []
-    with pytest.raises(SweepFailed, match=r"1 of 3 points failed.*\{'x': 13\}"):
+
+    def gather() -> None:
         for some in results(local, square, [{"x": x} for x in (12, 13, 14)]):
-            found += some
+            found.extend(some)
+
+    with pytest.raises(SweepFailed, match=r"1 of 3 points failed.*\{'x': 13\}"):
+        gather()
     assert sorted(each["x"] for each in found) == [12, 14]
 
 

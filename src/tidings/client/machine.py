@@ -536,7 +536,9 @@ class ClientMachine:
         return idle and not 0 <= now - self.used[region] < self.settings.renew
 
     def _publisher(self, now: Time, region: RegionId, input: Input) -> list[Effect]:
-        return self._translated(region, self.publishers[region].handle(now, input))
+        """One that repeats itself goes round the replicas it knows: perhaps all of them have been replaced."""
+        out = self._translated(region, self.publishers[region].handle(now, input))
+        return [*out, *self._hurry(now)] if _reports(out, "publisher_retry") else out
 
     def _translated(self, region: RegionId, effects: Effects) -> list[Effect]:
         out: list[Effect] = []
@@ -631,7 +633,7 @@ class ClientMachine:
             out.extend(self._tapped(id, subscriber))
         if subscriber.over:
             self.subscribers.pop(id, None)
-        elif any([type(e) is Report and e.name == "subscriber_moved" for e in out]):
+        elif _reports(out, "subscriber_moved"):
             out.extend(self._hurry(now))
         return out
 
@@ -662,3 +664,7 @@ class ClientMachine:
                 continue
             out.extend(self._subscriber(now, id, input))
         return out
+
+
+def _reports(effects: list[Effect], name: str) -> bool:
+    return any([type(effect) is Report and effect.name == name for effect in effects])

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from tidings.client.connection import connect
 from tidings.core.errors import BadInput
 from tidings.core.ids import FIRST, RegionId, StreamId
 from tidings.lab.cluster_load import Kind, Order, Progress, Publishing, Subscribing, Worker
-from tidings.lab.evidence import Evidence, Receipt, collected
+from tidings.lab.evidence import Evidence, collected
+from tidings.lab.stalls import longest_stall
 from tidings.server.local import LocalCluster
 
 WORKERS = 3  # processes of subscribers; ours: with the replicas enough for two cores
@@ -34,10 +34,13 @@ PUBLISHERS = 2  # per region
 RATE = 500.0  # events/s of a publisher; ours: what 9 replicas and 60 clients bear on two cores while others work
 BATCH = 250
 KEYS = 1_000
+KINDS: tuple[Kind, ...] = ("plain", "cache", "cache", "cache", "peer", "peer", "cache", "plain", "cache")
 DOWN = 2.5  # seconds until a killed replica is replaced; ours: longer than the silence after which it is removed
 ANSWERS = 30.0  # seconds that publishers have for their last answers; ours
 SETTLE = 30.0  # seconds that subscribers have to reach the end; ours
+LATE = "late-"  # how the names of subscribers begin that come when all is over
 LOST, DUPLICATED = ("acknowledged", "completeness"), ("no_duplication",)
+
 
 Show = Callable[["Demo"], None]
 
@@ -104,9 +107,10 @@ class Demo:
         await cluster.until_ready()
         self.phase = "settling"
         late = [
-            Subscribing(name=f"late-{name}", url=cluster.url(name), streams=list(self.streams)) for name in self.regions
+            Subscribing(name=f"{LATE}{name}", url=cluster.url(name), streams=list(self.streams))
+            for name in self.regions
         ]
-        self.home.update({f"late-{name}": name for name in self.regions})
+        self.home.update({f"{LATE}{name}": name for name in self.regions})
         finish = {"finish": ends, "timeout": SETTLE, "late": []}
         asked = [finish | {"late": msgspec.to_builtins(late)}, *[finish for _ in self._workers[1:]]]
         calls = [worker.call(what, "done", SETTLE + 30.0) for worker, what in zip(self._workers, asked, strict=True)]
@@ -127,7 +131,7 @@ class Demo:
                     await asyncio.sleep(0.05)
 
     def _orders(self, url: Callable[[RegionId], str]) -> list[Order]:
-        """One process of publishers and witnesses, and some of subscribers: two in three of them caches."""
+        """One process of publishers and witnesses, and some of subscribers: most of them caches."""
         publishers = [
             Publishing(
                 name=f"p{at}-{region}", url=url(region), stream=stream, rate=RATE, batch=BATCH, keys=KEYS, seed=at
@@ -143,11 +147,12 @@ class Demo:
         self.home.update({f"witness-{region}": region for region in self.regions})
         parts: list[list[Subscribing]] = [[] for _ in range(WORKERS)]
         for at in range(max(self.clients - len(witnesses), 0)):
-            region = self.regions[at % len(self.regions)]
-            kind: Kind = "peer" if at % 9 == 4 else "plain" if at % 9 in (0, 7) else "cache"
+            kind: Kind = KINDS[at % len(KINDS)]
+            region = self.regions[(at + at // len(KINDS)) % len(self.regions)]  # every kind in every region
             streams = [names[(at // len(names)) % len(names)]] if kind == "cache" else names
             self.home[f"{kind}-{at}"] = region
-            parts[at % WORKERS].append(Subscribing(name=f"{kind}-{at}", url=url(region), streams=streams, kind=kind))
+            part = parts[(at // len(self.regions) + at // len(KINDS)) % WORKERS]  # every process has its share of each
+            part.append(Subscribing(name=f"{kind}-{at}", url=url(region), streams=streams, kind=kind))
         return [
             Order(publishers=publishers, subscribers=witnesses),
             *[Order(subscribers=part) for part in parts if part],
@@ -236,7 +241,8 @@ class Demo:
         trace = evidence.trace(dict.fromkeys(self.streams, "by-key"))
         violations = judge(trace)
         by = Counter(each.invariant for each in violations)
-        stall, where = longest_stall(evidence.receipts, self.loading, self.stopped)
+        present = {name: home for name, home in self.home.items() if not name.startswith(LATE)}
+        stall = longest_stall(evidence, self.loading, self.stopped, present, self.faults)
         published = evidence.published
         self.phase = "done"
         return {
@@ -245,7 +251,8 @@ class Demo:
             "collected": collected(trace),
             "lost": sum(by[name] for name in LOST),
             "duplicated": sum(by[name] for name in DUPLICATED),
-            "longest_stall_s": round(stall, 3),
+            "longest_stall_s": round(stall.seconds, 3) if stall else 0.0,
+            "longest_stall": msgspec.to_builtins(stall) if stall else {},
             "faults": self.faults,
             "events_per_s": round(published / max(self.stopped - self.loading, 1e-6), 1),
             "audit": {
@@ -256,7 +263,6 @@ class Demo:
                 "violations": len(violations),
                 "by_invariant": dict(sorted(by.items())),
                 "first": told(violations),
-                "longest_stall": where,
                 "collected_as_the_owners_count": sum(each["collected"] for each in self.status.get("streams", [])),
             },
             "seconds": round(time.monotonic() - self.began, 1),
@@ -266,18 +272,3 @@ class Demo:
 def told(violations: list[Violation], most: int = 5) -> list[str]:
     """The first few violations in words."""
     return [f"{each.invariant}: {dict(each.where)}: {each.detail}" for each in violations[:most]]
-
-
-def longest_stall(receipts: list[Receipt], begin: float, end: float) -> tuple[float, dict[str, Any]]:
-    """The longest time anybody was told nothing of a stream while it was published to, and of whom that is true."""
-    times: dict[tuple[str, StreamId], list[float]] = defaultdict(list)
-    for each in receipts:
-        if each.time > begin and not each.subscriber.startswith("late-"):
-            times[each.subscriber, each.stream].append(each.time)
-    worst: tuple[float, dict[str, Any]] = (0.0, {})
-    for (subscriber, stream), found in times.items():
-        for earlier, later in itertools.pairwise([begin, *sorted(found)]):
-            if later - earlier > worst[0] and earlier < end:
-                at = round(earlier - begin, 1)
-                worst = (later - earlier, {"subscriber": subscriber, "stream": stream, "at_s": at})
-    return worst

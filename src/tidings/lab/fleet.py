@@ -19,7 +19,7 @@ from tidings.lab.ledger import Ledger, code, commit
 from tidings.sim.run import Progress
 
 FOLDER = Path("build/ledger")
-MODULES = ("seeds", "campaign")  # of the lab, which decide what a seed does
+MODULES = ("seeds", "campaign", "desk")  # of the lab, which decide what a seed does
 SCHEMA = pa.schema(
     [
         pa.field("target", pa.string(), nullable=False),

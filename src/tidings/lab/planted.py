@@ -55,6 +55,13 @@ CHAIN = (
         "a replica forwards records that it could still lose itself",
     ),
     Mutant(
+        "old-disk-trusted",
+        "protocols.chain",
+        "self.unproven = self._neighbours() if old.epoch == 0 or self.unproven else ()",
+        "self.unproven = ()",
+        "a member that restarts takes its place whatever its disk has lost",
+    ),
+    Mutant(
         "old-epoch-accepted",
         "protocols.chain",
         "if epoch < self.membership.epoch:",

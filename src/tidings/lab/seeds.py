@@ -4,7 +4,8 @@ Everything is drawn from the seed. Three moods: *calm* (nothing breaks, and then
 fault at a time, each at a weak spot, so that recovery has to be quick) and *swarm* (sim/faults.py, plus aimed faults).
 Aimed faults are what chance alone seldom brings: a head, middle or tail that sleeps until it is removed, perhaps a head
 whose clock was fast; a head that is cut off from its chain, goes on taking events alone and is then removed; a newcomer
-whose seniors all fall silent just when it gets the token, or is a member at last; a link between regions that fails,
+whose seniors all fall silent just when it gets the token, or is a member at last; a replica that comes back at once,
+with the disk it had a second ago; a link between regions that fails,
 perhaps one way only, perhaps for most of the run; a region whose members nod off again and again.
 
 Worlds are as small as they may be, because most of a seed's time goes into what members tell each other: about ten
@@ -22,11 +23,14 @@ from typing import Any, Literal, cast
 import msgspec
 
 from tidings.core.ids import NodeId
-from tidings.core.rows import ArrowRows, data_rows
+from tidings.core.lens import ALL, Lens
+from tidings.core.rows import NO_ROWS, ArrowRows, data_rows
 from tidings.core.span import Span
 from tidings.protocols.chain import ChainSettings, Install
 from tidings.protocols.client import ReadAsOf
+from tidings.protocols.configuration import Change, Configuration
 from tidings.protocols.kernel import Effects, Received
+from tidings.protocols.log import Installed
 from tidings.protocols.messages import Know
 from tidings.protocols.publishing import PublishSettings
 from tidings.protocols.sinks import SinkSettings
@@ -66,6 +70,10 @@ class Plan:
         self.faults = Faults.swarm(rng) if self.mood == "swarm" else Faults()
         self.forge = self.mood == "swarm" and rng.random() < 0.25
         self.lies = Lies()
+        self.desks = random.Random(f"desks/{seed}").random() < 0.4  # generators of their own: other seeds stay the same
+        keep = random.Random(f"keeper/{seed}")
+        self.keeper = keep.choice(self.scenario.regions).name if keep.random() < 0.5 else ""  # whose stream is leased
+        self.operator = Operator(random.Random(f"operator/{seed}")) if self.mood == "swarm" else None
         self.aims = self._aims()
         self.sinks, self.sinking = _sinks(self)
 
@@ -74,6 +82,8 @@ class Plan:
         rng, groups = self.rng, (AIMS, CUTS) if len(self.scenario.regions) > 2 else (AIMS,)
         chance = {"calm": 0.0, "aimed": 1.0, "swarm": 0.6}[self.mood]
         aims = [(at + rng.random(), rng.choice(rng.choice(groups))) for at in (3.0, 10.5) if rng.random() < chance]
+        if self.mood == "swarm":  # whoever could tell that a disk is too old may be down just then
+            aims = [(at, _sleep if aim is _put_back else aim) for at, aim in aims]
         if any(aim is _cut_long for _, aim in aims):  # from the beginning, and alone: a second cut would isolate
             aims = [(0.2, _cut_long)]
         return aims[:1] if aims and aims[0][1] in ORPHANS else aims  # those are not over when the second one comes
@@ -82,13 +92,14 @@ class Plan:
     def kind(self) -> tuple[str, ...]:
         """Seeds of one kind find much the same; what is first in it is most demanding."""
         protocol, replicas = self.scenario.protocol, f"{self.scenario.regions[0].replicas} replicas"
+        company = "desks" if self.desks else "members alone"
         match self.mood:
             case "calm":
-                return "calm", protocol.merge
+                return "calm", protocol.merge, company
             case "aimed":
-                return "aimed", self.aims[0][1].__name__
+                return "aimed", self.aims[0][1].__name__, company
             case "swarm":
-                return "swarm", "liars" if self.forge else f"{replicas}, {protocol.merge}"
+                return "swarm", "liars" if self.forge else f"{replicas}, {protocol.merge}", company
 
     def break_things(self, deployment: Deployment) -> tuple[list[FaultEvent], list[str]]:
         """Enter all faults in the world; returns the swarm's, and a list that fills with the aimed ones as they hit."""
@@ -100,6 +111,9 @@ class Plan:
             deployment.world.observers.append(self.lies)
             for at in (5.0, 9.0, 13.0):
                 deployment.world.at(at, partial(_forge, deployment, self.rng, self.lies))
+        if self.operator is not None:
+            for at in (4.0, 8.0, 12.0):
+                deployment.world.at(at + self.operator.rng.random(), partial(self.operator.act, deployment))
         for step in range(READS):
             if self.mood == "swarm":  # elsewhere it would help those who stall
                 deployment.world.at(2.5 + 1.3 * step, partial(_chat, deployment))
@@ -136,6 +150,7 @@ def _scenario(plan: Plan, rng: random.Random) -> Scenario:
             proxy_fanout=rng.choice([1, 1, 4] if calm else [1, 2, 4]),
             proxy_shuffle=rng.uniform(0.3, 0.5),
             recv_rows=400 if calm else rng.choice([40, 100, 400]),
+            c=random.Random(f"c/{plan.seed}").choice([None, None, 20.0, 200.0]) if plan.mood == "swarm" else None,
         ),
         disk=plans.Disk(sync=0.0005, spread=rng.choice([0.0, 0.002]), torn=rng.random() < 0.5),
     )
@@ -247,6 +262,28 @@ def _doze(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
     hits.append("region dozes")
 
 
+def _put_back(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
+    """A role of a chain comes back at once, with the disk it had a second ago, while the others have gone on."""
+    role, region = rng.choice(["head", "head", "middle", "tail"]), _region(deployment, rng)
+    world, node = deployment.world, deployment.resolve(f"{region}/{role}")
+    disk = world.hosts[node].disk
+    assert disk is not None
+    copy = len(disk.durable())
+
+    def back() -> None:
+        entries = disk.durable()
+        if len(deployment.membership(region).replicas) == 1 or any(
+            isinstance(each, Installed) for each in entries[copy:]
+        ):
+            return  # nobody to tell it, or its whole state was replaced meanwhile
+        world.crash(node)
+        deployment.recorder.put_back(world.now, node, disk.put_back(copy))
+        world.at(world.now + rng.uniform(0.05, 0.5), partial(world.restart, node))
+        hits.append(f"{role} back with an old disk")
+
+    world.at(world.now + rng.uniform(0.5, 1.5), back)
+
+
 class _Orphan:
     """The tail sleeps and must join anew; when it is weakest all who were in the chain before it fall silent."""
 
@@ -356,12 +393,38 @@ def _cut_long(deployment: Deployment, rng: random.Random, hits: list[str]) -> No
 
 Aim = Callable[[Deployment, random.Random, list[str]], object]
 ORPHANS: tuple[Aim, ...] = (_Deaf, _Forgetful, _Rash)
-AIMS: tuple[Aim, ...] = (_sleep, _hurry, _strand, _doze, *ORPHANS)
+AIMS: tuple[Aim, ...] = (_sleep, _hurry, _strand, _doze, _put_back, *ORPHANS)
 CUTS: tuple[Aim, ...] = (_cut, _cut_long)  # for three regions: two have no way round
 
 
 def _strike(aim: Aim, deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
     aim(deployment, rng, hits)
+
+
+class Operator:
+    """Somebody who changes chains by hand: a new epoch for its own sake, or without some replica, which stays away."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.deposed: list[NodeId] = []
+
+    def act(self, deployment: Deployment) -> None:
+        """Change a chain, and try what must be refused: from an older epoch, twice from the same one, without all."""
+        region = _region(deployment, self.rng)
+        current, service = deployment.membership(region), deployment.services[region]
+        host = deployment.world.hosts[service]
+        if not host.life or host.wake_at or cast(Configuration, host.machine).deciding is not None:
+            return  # it would not be listened to
+        without = None
+        if len(current.replicas) > 2 and not self.deposed and self.rng.random() < 0.5:
+            without = self.rng.choice(current.replicas)
+        changes = [Change(current.epoch - 1, current.head), Change(current.epoch, without), Change(current.epoch)]
+        if len(current.replicas) == 1:
+            changes.insert(0, Change(current.epoch, current.head))
+        if without is not None:
+            self.deposed.append(without)
+        for change in changes:
+            deployment.world.inject(deployment.world.now, service, change)
 
 
 # --- readers, chatterers and liars ---------------------------------------------------------------------------
@@ -387,8 +450,8 @@ def _chat(deployment: Deployment) -> None:
     for node in _alive(deployment):
         tail = deployment.proxy(deployment.membership(deployment.region_of[node]).tail)
         for stream, horizon in sorted(deployment.client(node).pull.horizons.items()):
-            history = tail.log.histories[stream]
-            if 1 < horizon < history.horizon:
+            history = tail.log.histories.get(stream)
+            if history is not None and 1 < horizon < history.horizon:
                 for span in history.know(max(1, horizon - 3), history.horizon):
                     _tell(deployment, node, tail.me, span)
 
@@ -416,7 +479,8 @@ def _forge(deployment: Deployment, rng: random.Random, lies: Lies) -> None:
     for region in sorted(deployment.replicas):
         head = deployment.proxy(deployment.membership(region).head)
         for stream, expect in sorted(head.inter_region.expects.items()):
-            if expect.source and "by-key" in head.streams[stream].gc and world.hosts[head.me].life:
+            policy = head.streams[stream].gc if stream in head.streams else ""
+            if expect.source and "by-key" in policy and world.hosts[head.me].life:
                 own = head.log.ends[stream]  # of two events on one key the older cannot outlive the newer
                 false = Span(stream, own, own + 2, own + 2, data_rows(own, [b"k", b"k"], [b"a", b"b"]))
                 _tell(deployment, head.me, expect.source, false)
@@ -426,9 +490,19 @@ def _forge(deployment: Deployment, rng: random.Random, lies: Lies) -> None:
         if spans:
             true = rng.choice(spans)
             rows = data_rows(true.lo, None, [b"forged"])
+            _mislead(deployment, node, stream, state.horizon)
             lies.told[node] += not world.hosts[node].wake_at  # who sleeps may have forgotten the truth when it wakes
             _tell(deployment, node, deployment.replicas[deployment.region_of[node]][0], _replaced(stream, true, rows))
             return
+
+
+def _mislead(deployment: Deployment, node: NodeId, stream: str, horizon: int) -> None:
+    """What is seen through a filter, or of another stream, is no answer: nothing of it may be delivered."""
+    replica = deployment.replicas[deployment.region_of[node]][0]
+    for name, lens in ((stream, Lens("seq > 0")), ("elsewhere", ALL)):
+        span = Span(name, horizon, horizon + 5, horizon + 5, NO_ROWS, lens)
+        told = Received(replica, Know(stream, (span,), span.hi))
+        deployment.world.inject(deployment.world.now, node, cast(Any, told))
 
 
 def _replaced(stream: str, true: Span, rows: ArrowRows) -> Span:

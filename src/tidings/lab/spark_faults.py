@@ -1,367 +1,370 @@
-"""`tidings check spark`: streaming queries that write to a cluster while their parts are killed; each row once, always.
+"""Exactly once from a stream to Parquet, whatever dies: `tidings check spark`.
 
-A query reads text files, some per batch, and writes their lines to a stream. It runs in a process of its own and is
-killed with everything it has started, or loses a Python worker, an executor, its last commit, or the head of the chain
-it writes to; whatever has died is started again from the checkpoint, until the query has read everything. Then the
-stream must hold every line once: by count, and by the sum of the rows' hashes.
+A seed is a cluster of three replicas, a publisher whose keys repeat (so collection goes on all the time) and a job
+(spark_job.py) that copies the stream in small batches. In the middle of a batch something is killed: the driver, a
+Python worker, an executor, a replica, the head; or the last entry of the commit log is deleted. The job is started
+again until it ends by itself.
 
-Tasks take their time (a function that sleeps between rows and says in a file where it is), so that a kill finds them in
-the middle of a batch.
+Then the checkpoint says what the batches were, each a range as of a number, and what was published says which rows that
+must have given: those that no later event on their key had collected below that number. The files that Parquet's own
+log names must hold exactly these, by count and by sum of row hashes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, get_args
+from urllib.parse import unquote, urlparse
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tidings import sync
 from tidings.core.errors import TidingsError
-from tidings.core.hashing import content_hashes, hash_sum
-from tidings.core.rows import ROW_SCHEMA
+from tidings.core.hashing import Hashes, Seqs, content_hashes, hash_sum, row_hashes
+from tidings.core.ids import FIRST, NEVER
+from tidings.lab.spark_job import Job
 from tidings.server.local import LocalCluster
 from tidings.sim.run import Progress
+from tidings.spark.session import require_java
 
-T = TypeVar("T")
-
-LOCAL = "local[2,4]"  # so that a task that fails is tried again, as in a cluster
-CLUSTER = "local-cluster[2,1,1024]"
-DEADLINE = 600.0  # seconds that a query may take; ours, because one takes 20 where nothing else runs
-LINES, FILES, PER_BATCH = 60, 6, 2  # lines of a file, files, files of a batch
-PAUSE = 0.02  # seconds that a task sleeps per line
-
-
-class Order(msgspec.Struct):
-    """One run of the query."""
-
-    servers: str
-    stream: str
-    folder: str
-    master: str = LOCAL
-    conf: dict[str, str] = {}
-    options: dict[str, str] = {}
-    straggler: bool = False  # the first attempt at a partition takes much longer than the others
+Fault: TypeAlias = Literal["driver", "worker", "executor", "commit", "replica", "head"]
+FAULTS: tuple[Fault, ...] = get_args(Fault)
+STREAM = "copied"
+KEYS = 400
+BACKLOG = 8_000  # events before the job starts; ours: four batches and more
+BATCH = 200
+STARTS = 5  # of one job; ours: one fault needs two
+PATIENCE = 300.0  # seconds for one run of a job on a busy machine
 
 
-# --- the query, in a process of its own ---------------------------------------------------------------------
+class Load(threading.Thread):
+    """Publishes until it is told to stop, and remembers what."""
 
+    def __init__(self, url: str, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.rng = random.Random(f"load/{seed}")
+        self.connection = sync.connect(url, client_id=f"load-{seed}")
+        self.keys: list[bytes] = []  # by number, from 1 on
+        self.payloads: list[bytes] = []
+        self.over = threading.Event()
+        self.error: Exception | None = None
 
-def slowly(folder: str, straggler: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Pass rows on, with time to be killed in; a file per attempt says that it has begun."""
-
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        batch, partition, attempt = (
-            context.getLocalProperty("streaming.sql.batchId"),
-            context.partitionId(),
-            context.attemptNumber(),
+    def publish(self, count: int) -> None:
+        """So many events more; nobody else publishes, so they continue the numbers."""
+        numbers = range(len(self.keys), len(self.keys) + count)
+        keys = [b"key-%d" % self.rng.randrange(KEYS) for _ in numbers]
+        payloads = [b"payload %d" % number for number in numbers]
+        ack = self.connection.publish_table(
+            STREAM, pa.table({"key": pa.array(keys, pa.binary()), "payload": pa.array(payloads, pa.binary())})
         )
-        for rows in batches:
-            for at in range(0, rows.num_rows, 10):
-                Path(folder, f"{batch}-{partition}-{attempt}-{os.getpid()}").touch()
-                slow = 40 if straggler and attempt == 0 and partition == 0 else 1
-                time.sleep(10 * PAUSE * slow)
-                yield rows.slice(at, 10)
+        if (ack.lo, ack.hi) != (numbers.start + FIRST, numbers.stop + FIRST):
+            raise TidingsError(f"published [{ack.lo}, {ack.hi}), not {numbers}")
+        self.keys += keys
+        self.payloads += payloads
 
-    return work
+    def run(self) -> None:
+        try:
+            while not self.over.wait(0.1):
+                self.publish(BATCH)
+        except Exception as error:
+            self.error = error
 
-
-def drive(order: Order) -> None:
-    """Run the query until everything is read."""
-    from tidings.spark.session import spark
-
-    folder = Path(order.folder)
-    with spark(order.master, "faults", order.conf) as session:
-        lines = session.readStream.format("text").option("maxFilesPerTrigger", PER_BATCH).load(str(folder / "in"))
-        rows = lines.mapInArrow(slowly(str(folder / "marks"), order.straggler), "value string")
-        options = {"servers": order.servers, "stream": order.stream, "writerId": "faults", **order.options}
-        writing = rows.selectExpr("value as payload").writeStream.format("tidings").options(**options)
-        query = writing.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
-        query.awaitTermination()
+    def stop(self) -> None:
+        """Publish no more."""
+        self.over.set()
+        self.join()
+        self.connection.close()
+        if self.error is not None:
+            raise self.error
 
 
-# --- what happens to it -------------------------------------------------------------------------------------
+class Trial:
+    """One job and what is done to it."""
 
-
-class Bed:
-    """A query, its files, and the stream it writes to."""
-
-    def __init__(self, cluster: Cluster, folder: Path, seed: int, **order: Any) -> None:
-        self.cluster = cluster
+    def __init__(self, fault: Fault, folder: Path, cluster: LocalCluster, loop: asyncio.AbstractEventLoop) -> None:
+        self.fault = fault
         self.folder = folder
-        self.rng = random.Random(seed)
-        shutil.rmtree(folder, ignore_errors=True)
-        for name in ("in", "marks"):
-            (folder / name).mkdir(parents=True)
-        self.stream = f"faults-{folder.name}"
-        with cluster.connect() as t:
-            t.create_stream(self.stream)
-        self.order = Order(cluster.servers, self.stream, str(folder), **order)
-        self.runs = 0
-        self.lines: list[bytes] = []
-        self.started: list[subprocess.Popen[bytes]] = []
-        for at in range(FILES):
-            self.add(at)
+        self.cluster = cluster
+        self.loop = loop
+        self.story: list[str] = []
+        self.starts = 0
+        servers = cluster.url("r0").removeprefix("tidings://")
+        master = "local-cluster[2,1,1024]" if fault == "executor" else "local[2,4]"
+        self.job = Job(servers, STREAM, str(folder), master)
 
-    def __enter__(self) -> Bed:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for process in self.started:
-            if process.poll() is None:
-                self.kill(process)
-
-    def add(self, at: int) -> None:
-        """One more file to read."""
-        lines = [f"line {at}/{number} {self.rng.randrange(10**9)}" for number in range(LINES)]
-        self.lines += [line.encode() for line in lines]
-        (self.folder / "in" / f"{at:03}.txt").write_text("\n".join(lines))
-
-    def start(self) -> subprocess.Popen[bytes]:
-        """Run the query, in a group of processes of its own."""
-        self.runs += 1
-        command = [sys.executable, "-m", "tidings.lab.spark_faults", msgspec.json.encode(self.order).decode()]
-        with (self.folder / f"run-{self.runs}.log").open("wb") as log:
-            self.started.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
-        return self.started[-1]
-
-    def midway(self, process: subprocess.Popen[bytes], known: set[str] | None = None) -> list[str]:
-        """Wait until a task that is not known has begun; which have."""
-        until = time.monotonic() + DEADLINE
-        while process.poll() is None and time.monotonic() < until:
-            marks = sorted(path.name for path in (self.folder / "marks").iterdir() if path.name not in (known or ()))
-            if marks:
-                time.sleep(self.rng.uniform(0.0, 20 * PAUSE))
-                return marks
-            time.sleep(0.05)
-        raise TidingsError(f"{self.folder}: the query ended, or did not begin a batch: see run-{self.runs}.log")
-
-    def finish(self, process: subprocess.Popen[bytes] | None = None, tries: int = 4) -> None:
-        """Let the query come to its end; if it fails it is started again, as an operator would."""
-        for _ in range(tries):
-            process = process or self.start()
-            if process.wait(DEADLINE) == 0:
+    def run(self) -> None:
+        """Start the job until it ends by itself; the first time, something happens to it."""
+        struck = False
+        while self.starts < STARTS:
+            process = self._start()
+            try:
+                if not struck:
+                    struck = self._strike(process)
+                code = process.wait(PATIENCE)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            if code == 0 and not struck:
+                raise TidingsError(f"the job ended before {self.fault!r} could happen; see {self._log}")
+            if code == 0 and self.fault == "commit" and self.starts == 1:
+                self._forget_the_last_commit()
+                continue
+            if code == 0:
                 return
-            process = None
-        raise TidingsError(f"{self.folder}: the query fails again and again: see run-{self.runs}.log")
-
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Everything that the query has started dies at once."""
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(DEADLINE)
-
-    def verdict(self, times: int = 1) -> dict[str, Any]:
-        """What the stream holds, and whether that is every line as often as it should be."""
-        with self.cluster.connect() as t:
-            found = rows_of(t, self.stream)
-        wanted = (times * len(self.lines), times * hashed(pa.array(self.lines, pa.binary())) % 2**64)
-        return {"rows": found[0], "expected": wanted[0], "runs": self.runs, "holds": found == wanted}
-
-
-class Cluster:
-    """A local cluster of one region, for blocking code; ``with`` stops it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._local = LocalCluster(regions=1, replicas=3, dir=folder)
-
-    def __enter__(self) -> Cluster:
-        self._do(self._local.start())
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._do(self._local.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE)
+        said = self._log.read_text(errors="replace").splitlines()[-30:]
+        raise TidingsError(f"the job did not end well in {STARTS} starts: " + "\n".join(said))
 
     @property
-    def servers(self) -> str:
-        """Where its replicas are."""
-        return self._local.url("r0")
+    def _log(self) -> Path:
+        return self.folder / "job.log"
 
-    def connect(self) -> sync.Connection:
-        """A client of it."""
-        return sync.connect(self.servers, timeout=60.0)
+    def _start(self) -> subprocess.Popen[bytes]:
+        import pyspark
 
-    def kill_head(self) -> None:
-        """The head of the chain dies; the supervisor starts it again."""
-        head, *_ = self._do(self._local.chain("r0"))
-        self._do(self._local.kill(head))
+        self.starts += 1
+        home = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
+        with open(self._log, "ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tidings.lab.spark_job", msgspec.json.encode(self.job).decode()],
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env={**os.environ, "SPARK_HOME": home},
+            )
 
-    def until_ready(self) -> None:
-        """Wait until every replica is back."""
-        self._do(self._local.until_ready())
+    def _strike(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait for the middle of a batch, then break what is to be broken; whether it came to that."""
+        if self.fault == "commit":
+            return True  # after the run
+        end = time.monotonic() + PATIENCE
+        while process.poll() is None and time.monotonic() < end:
+            batch = _open_batch(self.folder / "checkpoint")
+            if batch is not None and batch >= 1 and self._hit(process):
+                self.story.append(f"{self.fault} killed in batch {batch}")
+                return True
+            time.sleep(0.02)
+        return False
+
+    def _hit(self, process: subprocess.Popen[bytes]) -> bool:
+        match self.fault:
+            case "driver":
+                os.killpg(process.pid, signal.SIGKILL)
+                return True
+            case "worker":
+                return _kill_one([int(path.name) for path in (self.folder / "workers").iterdir()], process.pid)
+            case "executor":
+                return _kill_one(list(_executors(process.pid)), process.pid)
+        name = "r0/head" if self.fault == "head" else "r0/middle"
+        asyncio.run_coroutine_threadsafe(self.cluster.kill(name), self.loop).result(60)
+        return True
+
+    def _forget_the_last_commit(self) -> None:
+        """The batch runs again, and must give the same: Parquet's log forgets it, too."""
+        last = max(_batches(self.folder / "checkpoint/commits"))
+        for log in (self.folder / "checkpoint/commits", self.folder / "out/_spark_metadata"):
+            for path in (log / str(last), log / f".{last}.crc"):
+                path.unlink(missing_ok=True)
+        self.story.append(f"commit of batch {last} deleted")
 
 
-def hashed(payloads: pa.Array) -> int:
-    """The sum of the rows' hashes: the same in whatever order they come."""
-    count = len(payloads)
-    columns = [pa.array(np.zeros(count, np.uint8)), pa.nulls(count, pa.binary()), payloads, pa.nulls(count, pa.int64())]
-    return hash_sum(content_hashes(pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)))
+def _batches(log: Path) -> list[int]:
+    """The batches in one of Spark's logs."""
+    names = [path.name.removesuffix(".compact") for path in log.iterdir()] if log.is_dir() else []
+    return sorted({int(name) for name in names if name.isdecimal()})
 
 
-def rows_of(t: sync.Connection, stream: str) -> tuple[int, int]:
-    """How many rows a stream has, and the sum of their hashes."""
-    horizon = t.stream(stream).horizon
-    count = total = 0
-    if horizon > 1:
-        with t.subscribe(stream, start="earliest") as sub:
-            for span in sub.spans():
-                count, total = count + span.rows.num_rows, (total + hashed(span.rows.column("payload"))) % 2**64
-                if span.hi >= horizon:
-                    break
-    return count, total
+def _open_batch(checkpoint: Path) -> int | None:
+    """The batch that is planned and not committed."""
+    planned, done = _batches(checkpoint / "offsets"), _batches(checkpoint / "commits")
+    return planned[-1] if planned and planned[-1] not in done else None
 
 
-def descendants(pid: int) -> dict[int, str]:
-    """The processes below one, and their command lines."""
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+def _kill_one(pids: list[int], session: int) -> bool:
+    """Kill the first process that is alive and belongs to the job."""
+    for pid in pids:
         try:
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError, ValueError):
+            if os.getsid(pid) == session:
+                os.kill(pid, signal.SIGKILL)
+                return True
+        except ProcessLookupError:
             continue
-    found: dict[int, str] = {}
-    for child in sorted(parents):
-        at = child
-        while at in parents and at != pid:
-            at = parents[at]
-        if at == pid and child != pid:
-            try:
-                found[child] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-    return found
+    return False
 
 
-def driver_killed(bed: Bed) -> dict[str, Any]:
-    """The driver and all its processes die in the middle of a batch, twice."""
-    for _ in range(2):
-        known = {path.name for path in (bed.folder / "marks").iterdir()}
-        process = bed.start()
-        bed.midway(process, known)
-        bed.kill(process)
-    bed.finish()
-    return bed.verdict()
+def _executors(session: int) -> Iterator[int]:
+    """The executors of a job that runs on a local cluster."""
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            executor = path.name.isdecimal() and b"CoarseGrainedExecutorBackend" in (path / "cmdline").read_bytes()
+            if executor and os.getsid(int(path.name)) == session:
+                yield int(path.name)
 
 
-def worker_killed(bed: Bed) -> dict[str, Any]:
-    """A Python worker dies while it stages; Spark tries its task again."""
-    process = bed.start()
-    worker = int(bed.midway(process)[0].rpartition("-")[2])
-    os.kill(worker, signal.SIGKILL)
-    bed.finish(process)
-    return bed.verdict()
+# --- judging ------------------------------------------------------------------------------------------------------
 
 
-def executor_killed(bed: Bed) -> dict[str, Any]:
-    """An executor dies with its workers; its tasks run elsewhere."""
-    bed.order.master = CLUSTER
-    process = bed.start()
-    bed.midway(process)
-    backends = [pid for pid, command in descendants(process.pid).items() if "CoarseGrainedExecutorBackend" in command]
-    os.kill(bed.rng.choice(backends), signal.SIGKILL)
-    bed.finish(process)
-    return bed.verdict() | {"executors": len(backends)}
+class Ranges(msgspec.Struct, frozen=True):
+    """What the batches were: [lo, hi) as of a number, in order."""
+
+    parts: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def of(cls, folder: Path) -> Ranges:
+        """As the checkpoint has it, of the batches that Parquet's log knows."""
+        found: list[tuple[int, int, int]] = []
+        lo = FIRST
+        for batch in range(max(_batches(folder / "out/_spark_metadata")) + 1):
+            offset = json.loads((folder / "checkpoint/offsets" / str(batch)).read_text().splitlines()[-1])[STREAM]
+            found.append((lo, offset["seq"], offset["asof"]))
+            lo = offset["seq"]
+        return cls(tuple(found))
 
 
-def commit_forgotten(bed: Bed) -> dict[str, Any]:
-    """The last entry of Spark's commit log is lost: the batch runs again, and more follows."""
-    bed.finish()
-    commits = sorted((bed.folder / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    for path in (commits[-1], commits[-1].with_name(f".{commits[-1].name}.crc")):
-        path.unlink(missing_ok=True)
-    bed.add(FILES)
-    bed.finish()
-    return bed.verdict()
+def expected(keys: list[bytes], payloads: list[bytes], ranges: Ranges) -> tuple[int, int]:
+    """Count and hash sum of the rows that the batches must have: a model of collection by key, without Tidings."""
+    last: dict[bytes, int] = {}
+    dead_at = np.full(len(keys) + FIRST, NEVER, dtype=np.int64)
+    for seq, key in enumerate(keys, FIRST):
+        if key in last:
+            dead_at[last[key]] = seq
+        last[key] = seq
+    kept: list[Seqs] = []
+    for lo, hi, asof in ranges.parts:
+        kept.append(np.flatnonzero(dead_at[lo:hi] >= asof) + lo)
+    seqs = np.concatenate(kept)
+    rows = pa.table({"key": keys, "payload": payloads}).take(pa.array(seqs - FIRST))
+    return len(seqs), hash_sum(hashes(rows, seqs))
 
 
-def head_killed(bed: Bed) -> dict[str, Any]:
-    """The head of the chain dies while tasks stage."""
-    process = bed.start()
-    bed.midway(process)
-    bed.cluster.kill_head()
-    bed.finish(process)
-    return bed.verdict()
+def hashes(rows: pa.Table, seqs: Seqs) -> Hashes:
+    """The hash of each row."""
+    batch = rows.select(["key", "payload"]).cast(pa.schema([("key", pa.binary()), ("payload", pa.binary())]))
+    (whole,) = batch.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], batch.schema)]
+    return row_hashes(seqs, content_hashes(whole))
 
 
-def speculation(bed: Bed) -> dict[str, Any]:
-    """A slow task gets a rival: only one of the two counts."""
-    bed.order.master = CLUSTER
-    bed.order.straggler = True
-    bed.order.conf = {
-        **{"spark.speculation": "true", "spark.speculation.interval": "100ms", "spark.speculation.quantile": "0.4"},
-        **{"spark.speculation.multiplier": "1.2", "spark.speculation.minTaskRuntime": "500ms"},
+def found_in(out: Path) -> pa.Table:
+    """The rows of the files that Parquet's own log names; what failed attempts left behind is not among them."""
+    paths: set[str] = set()
+    for path in (out / "_spark_metadata").iterdir():
+        if not path.name.startswith("."):
+            for line in path.read_text().splitlines()[1:]:
+                paths.add(unquote(urlparse(json.loads(line)["path"]).path))
+    return pa.concat_tables([pq.read_table(path, partitioning=None) for path in sorted(paths)])
+
+
+def judge(folder: Path, keys: list[bytes], payloads: list[bytes]) -> list[tuple[str, str]]:
+    """What is wrong with a copy."""
+    ranges = Ranges.of(folder)
+    rows = found_in(folder / "out")
+    seqs = rows.column("seq").to_numpy()
+    wrong: list[tuple[str, str]] = []
+    twice = len(seqs) - len(np.unique(seqs))
+    if twice:
+        wrong.append(("twice", f"{twice} rows came twice"))
+    got = (len(seqs), hash_sum(hashes(rows, seqs)))
+    wanted = expected(keys, payloads, ranges)
+    if got != wanted:
+        wrong.append(("exactly_once", f"count and hash sum are {got}, not {wanted}"))
+    return wrong
+
+
+# --- seeds --------------------------------------------------------------------------------------------------------
+
+
+def run_seed(seed: int, fault: Fault | None = None) -> dict[str, Any]:
+    """Run one job against one fault, and judge it."""
+    began = time.monotonic()
+    fault = fault or FAULTS[seed % len(FAULTS)]
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def do(work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, loop).result(120)
+
+    with tempfile.TemporaryDirectory(prefix="tidings-spark-") as name:
+        folder = Path(name)
+        cluster = LocalCluster(1, 3, folder / "cluster")
+        do(cluster.start())
+        load = Load(cluster.url("r0"), seed)
+        trial = Trial(fault, folder, cluster, loop)
+        try:
+            load.connection.open()
+            load.connection.create_stream(STREAM, region="r0", gc="by-key")
+            load.publish(BACKLOG)
+            load.start()
+            trial.run()
+            load.stop()
+            violations = judge(folder, load.keys, load.payloads)
+            parts = Ranges.of(folder).parts
+        finally:
+            load.over.set()
+            do(cluster.stop())
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+    return {
+        "seed": seed,
+        "violations": violations,
+        "faults": {f"{fault} killed" if fault != "commit" else "commit deleted": 1},
+        "batches": len(parts),
+        "events": len(load.keys),
+        "starts": trial.starts,
+        "story": trial.story,
+        "wall_seconds": time.monotonic() - began,
     }
-    bed.finish()
-    rivals = [path.name for path in (bed.folder / "marks").iterdir() if path.name.split("-")[2] == "1"]
-    return bed.verdict() | {"rivals": len(rivals)}
 
 
-Fault: TypeAlias = Callable[[Bed], dict[str, Any]]
-FAULTS: dict[str, Fault] = {
-    each.__name__: each
-    for each in (driver_killed, worker_killed, executor_killed, commit_forgotten, head_killed, speculation)
-}
-
-
-def run(seeds: range, folder: Path, progress: Progress | None = None, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Let each fault happen, once per seed, to a query of its own (the JSON of `tidings check spark`).
-
-    "violations" lists the faults after which a row was missing or there twice.
-    """
-    chosen = [(seed, name) for seed in seeds for name in names or FAULTS]
-    results: list[dict[str, Any]] = []
-    with Cluster(folder / "cluster") as cluster:
-        for seed, name in chosen:
-            began = time.monotonic()
-            cluster.until_ready()
-            with Bed(cluster, folder / f"{name}-{seed}", seed) as bed:
-                found = FAULTS[name](bed)
-            results.append({"seed": seed, "fault": name, **found, "seconds": round(time.monotonic() - began, 1)})
-            if progress is not None:
-                progress(len(results), len(chosen), f"{name}: {'holds' if found['holds'] else 'BROKEN'}")
-    broken = [each for each in results if not each["holds"]]
+def run(
+    seeds: range, report: Progress | None = None, one: Callable[[int], dict[str, Any]] = run_seed
+) -> dict[str, Any]:
+    """What some seeds found, as `tidings check spark` prints it."""
+    require_java()
+    faults: Counter[str] = Counter()
+    violations: list[dict[str, Any]] = []
+    events = batches = starts = 0
+    for done, seed in enumerate(seeds, 1):
+        outcome = one(seed)
+        faults.update(outcome["faults"])
+        events += outcome["events"]
+        batches += outcome["batches"]
+        starts += outcome["starts"]
+        for invariant, detail in outcome["violations"]:
+            replay = f"tidings check spark --seeds {seed}..{seed + 1}"
+            story = "; ".join(outcome["story"])
+            violations.append(
+                {"seed": seed, "invariant": invariant, "replay": replay, "detail": detail, "story": story}
+            )
+        if report is not None:
+            report(done, len(seeds), "; ".join(outcome["story"]))
+    wanted = {f"{fault} killed" if fault != "commit" else "commit deleted" for fault in FAULTS}
     return {
         "target": "spark",
         "seeds": f"{seeds.start}..{seeds.stop}",
-        "violations": [
-            {
-                "seed": each["seed"],
-                "invariant": "exactly once",
-                "detail": f"{each['fault']}: {each['rows']} rows instead of {each['expected']}, or others",
-                "replay": f"tidings check spark --seeds {each['seed']}..{each['seed'] + 1}",
-            }
-            for each in broken
-        ],
-        "faults": {name: sum(each["fault"] == name for each in results) for name in FAULTS},
-        "reached": {"a rival of a slow task": sum(each.get("rivals", 0) for each in results)},
-        "runs": results,
+        "violations": violations,
+        "faults": dict(sorted(faults.items())),
+        "reached": dict(sorted(faults.items())),
+        "unreached": sorted(wanted - faults.keys()),
+        "hours_simulated": 0.0,
+        "events": events,
+        "batches": batches,
+        "starts": starts,
     }
-
-
-if __name__ == "__main__":
-    drive(msgspec.convert(json.loads(sys.argv[1]), Order))

@@ -60,6 +60,7 @@ Check: TypeAlias = Callable[[Any], bool]
 MESSAGES: tuple[type, ...] = (
     *(messages.Offer, messages.Want, messages.Know, messages.Read, messages.Answer, messages.Gone, messages.Done),
     *(chain.Append, chain.Ack, chain.Fetch, chain.Refuse, chain.Install, chain.NextPiece),
+    *(chain.Compare, chain.Compared, configuration.Resign),
     *(configuration.Beat, configuration.Promote, configuration.Current),
     *(publishing.OpenSession, publishing.SessionOpened, publishing.Publish, publishing.Published),
     *(publishing.NotHead, publishing.Rejected),

@@ -48,6 +48,8 @@ from tidings.protocols.chain import (
     Chain,
     ChainSettings,
     Committed,
+    Compare,
+    Compared,
     Fetch,
     Install,
     NextPiece,
@@ -146,7 +148,7 @@ OWNER = "_owner"
 
 WEIGHED = 4  # leases whose dead rows are counted in one go; ours: a few milliseconds where millions are dead
 
-CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Current, BeatTick, RetryTick})
+CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Compare, Compared, Current, BeatTick, RetryTick})
 VIEWS = frozenset({View, GossipTick})
 SUBSCRIPTIONS = frozenset({Follow, Consumed, Unfollow, FeedTick})
 HEAD_ONLY = frozenset(
@@ -350,7 +352,8 @@ class Proxy:
     def _receive_as_head(self, now: Time, src: NodeId, message: Message) -> Effects:
         if not self.chain.is_head:
             membership = self.chain.membership
-            return [Send(src, NotHead(membership))] if membership.epoch else NOTHING
+            known = membership.epoch > 0 and not self.chain.unproven  # a head that cannot be sure yet says nothing
+            return [Send(src, NotHead(membership))] if known else NOTHING
         if isinstance(message, OpenSession):
             return self._open_session(now, src, message)
         if isinstance(message, Define):
@@ -578,6 +581,8 @@ class Proxy:
 
     def _match(self, stream: StreamId, where: str) -> Match:
         """The filter of a subscription."""
+        if self.streams[stream].counted:
+            raise BadInput(f"stream {stream!r} only counts its events: there is nothing to filter by")
         return parse_filter(where, parse_attributes(self.streams[stream].attrs)).mask
 
     def _rows_fit(self, stream: StreamDef, rows: ArrowRows) -> bool:

@@ -159,7 +159,7 @@ class SubscriptionSettings(Value, frozen=True, gc=False):
     patience: int = 20  # beats without an answer before a subscriber is given up
     subscriptions: int = 65_536
     silence: float = 2.0  # seconds without a sign of life before the next replica is asked
-    again: float = 0.5  # likewise after a connection was lost
+    again: float = 0.5  # likewise after a connection was lost; doubles while nobody answers, up to the silence
     settle: float = 3.0  # seconds for which a stream that a replica does not know may be new rather than none
     save: float = 0.2  # seconds between savings of a cursor
 
@@ -235,11 +235,6 @@ class Subscriptions:
         for key, position in list(self.by_stream.get(stream, {}).items()):
             self._pump(key, position, effects, fresh)
         return effects
-
-    def forget(self, node: NodeId) -> None:
-        """A subscriber's connection is gone, and all its subscriptions with it."""
-        for key in [key for key in self.positions if key[0] == node]:
-            self._drop(key)
 
     def _follow(self, src: NodeId, follow: Follow) -> Effects:
         history = self.histories.get(follow.stream)
@@ -366,11 +361,18 @@ class Subscriptions:
             elif position.idle > self.settings.patience:
                 self._drop(key)
                 effects.append(Report("subscriber_given_up"))
-            elif position.said < position.next and self._credit(position):
-                self._feed(key, position, [self._hidden(position, position.next)], effects)
             else:
-                self._feed(key, position, [], effects)
+                self._catch_up(key, position, effects)
         return effects
+
+    def _catch_up(self, key: tuple[NodeId, int], position: Position, effects: list[Effect]) -> None:
+        """At a beat: what no commit told of (a snapshot was installed), what no row follows, or a mere sign of life."""
+        sent = len(effects)
+        self._pump(key, position, effects)
+        if position.said < position.next and self._credit(position):
+            self._feed(key, position, [self._hidden(position, position.next)], effects)
+        elif len(effects) == sent:
+            self._feed(key, position, [], effects)
 
 
 # --- durable subscriptions, at the head --------------------------------------------------------------------
@@ -521,6 +523,8 @@ class Subscriber:
         self.processed = 0  # what the application wants saved
         self.saved = 0
         self.heard: Time = 0.0
+        self.ticked: Time = 0.0  # when this end last looked
+        self.moves = 0  # since anybody was heard of
         self.turn = holder % len(membership.replicas)  # whom to ask, counted from the head: subscribers spread
         self.head = 0  # whom to ask for the cursor, likewise
         self.unsaved = 0  # ticks for which a cursor has not been saved
@@ -537,7 +541,7 @@ class Subscriber:
             self.horizon = FIRST if lo == EARLIEST else lo
 
     def start(self, now: Time) -> Effects:
-        self.heard = self.began = now
+        self.heard = self.began = self.ticked = now
         return [*self._ask(), SetTimer(self.settings.save, FollowTick())]
 
     def handle(self, now: Time, input: Input) -> Effects:
@@ -555,9 +559,9 @@ class Subscriber:
             case Received(_, CursorAt() as at) if (at.name, at.stream) == (self.name, self.stream):
                 return self._cursor(now, at)
             case Received(_, NotHead(membership)):
-                self._learn(membership)
+                effects = self._learn(now, membership)
                 self.head = 0
-                return self._ask() if not self.opened else NOTHING
+                return self._ask() if not self.opened else effects
             case Take(horizon):
                 return self._take(horizon)
             case Save(horizon, prompt):
@@ -569,8 +573,7 @@ class Subscriber:
             case Lost(node) if node == self._source():
                 return [*self._move(now), *self._soon(now)]
             case Learn(membership):
-                self._learn(membership)
-                return NOTHING
+                return self._learn(now, membership)
             case Expired(FollowTick()):
                 return [*self._tick(now), SetTimer(self.settings.save, FollowTick())]
         return NOTHING
@@ -611,11 +614,13 @@ class Subscriber:
 
     def _soon(self, now: Time) -> list[Effect]:
         """Do not wait for long before the next replica is asked."""
-        self.heard = now - self.settings.silence + self.settings.again
+        wait = min(self.settings.silence, self.settings.again * 2.0 ** max(self.moves - 1, 0))
+        self.heard = now - self.settings.silence + wait
         return []
 
     def _move(self, now: Time) -> list[Effect]:
         self.turn += 1
+        self.moves += 1
         self.heard = now
         return [Report("subscriber_moved"), *self._ask()]
 
@@ -629,19 +634,25 @@ class Subscriber:
             return [Report("read_redirected"), *self._move(now)]
         return self._end(reason, floor=floor)
 
-    def _learn(self, membership: Membership) -> None:
-        """Keep to the replica that feeds, if it is still in the chain."""
-        if membership.region == self.membership.region and membership.epoch > self.membership.epoch:
-            source = self._source()
-            self.membership = membership
-            self.head = 0
-            if source in membership.replicas:
-                self.turn = membership.replicas.index(source)
+    def _learn(self, now: Time, membership: Membership) -> list[Effect]:
+        """Keep to the replica that feeds, if it is still in the chain; else ask another at once."""
+        if membership.region != self.membership.region or membership.epoch <= self.membership.epoch:
+            return []
+        source = self._source()
+        self.membership = membership
+        self.head = 0
+        if source in membership.replicas:
+            self.turn = membership.replicas.index(source)
+            return []
+        return self._move(now) if self.opened else []
 
     def _feed(self, now: Time, src: NodeId, feed: Feed) -> Effects:
         if src != self._source():
-            return [Send(src, Unfollow(self.id))]
+            if self.moves == 0 or src not in self.membership.replicas:
+                return [Send(src, Unfollow(self.id))]
+            self.turn = self.membership.replicas.index(src)  # asked before, it answers first: late is better than never
         self.heard = now
+        self.moves = 0
         self.denied = 0
         if self.horizon is None:
             self.horizon = feed.at
@@ -655,6 +666,8 @@ class Subscriber:
             self.ahead.append(self.horizon)
         if feed.at > self.horizon:  # something between was lost
             return [*effects, Report("subscription_gap"), *self._ask()]
+        if not feed.spans and feed.at < self.horizon:  # it remembers this subscriber from long ago
+            return [Report("subscription_behind"), *self._ask()]
         if not feed.spans and (self.taken < self.horizon or not self.told):  # slow, but here; what was said may be lost
             self.told = True
             effects.append(Send(src, Consumed(self.id, self.taken)))
@@ -688,7 +701,10 @@ class Subscriber:
         if self.unsaved > TRIES:  # perhaps that replica is gone: another one knows who is head
             self.unsaved = 0
             self.head += 1
-        if now - self.heard > self.settings.silence or now < self.heard:
+        slept, self.ticked = not 0 <= now - self.ticked <= self.settings.silence / 2, now
+        if slept:
+            self.heard = now  # what came meanwhile is still to be read: this end's own absence is nobody's silence
+        elif now - self.heard > self.settings.silence:
             self.head += 1
             effects.extend(self._move(now))
         return effects

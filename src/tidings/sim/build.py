@@ -8,9 +8,9 @@ are resolved when a fault strikes.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
@@ -34,7 +34,10 @@ from tidings.sim.recorder import Recorder
 from tidings.sim.scenario import Scenario
 from tidings.sim.sinks import SinkPlan, SinkWriter
 from tidings.sim.workload import Writer
-from tidings.sim.world import World
+from tidings.sim.world import Factory, World
+
+Note: TypeAlias = Callable[[str, str, float, float], None]
+"""(node, name, value, bound): a gauge."""
 
 
 class Deployment:
@@ -126,6 +129,10 @@ class Deployment:
         self.region_of[node] = region
         costs = self.scenario.service
         self.world.add_node(node, region, factory, service=Service(costs.per_message, costs.per_event), **place)
+
+    def add(self, node: NodeId, region: RegionId, factory: Factory) -> None:
+        """A node of another kind, without a disk."""
+        self._node(node, region, factory)
 
     def _disk(self) -> DiskModel:
         disk = self.scenario.disk

@@ -22,6 +22,7 @@ from tidings.protocols.log import CutBack, Installed, Logged, Record
 from tidings.protocols.proxy import OWNER
 from tidings.protocols.publishing import PUBLISHERS, Acked, Publish
 from tidings.protocols.sinks import BatchCommitted, CommitBatch, SinkAnswered, StageRows
+from tidings.protocols.subscriptions import Fed
 from tidings.sim.world import Started
 
 EventId = tuple[StreamId, str, int, int]  # stream, publisher, session, number
@@ -82,6 +83,8 @@ class Recorder:
         """Receipts, acknowledgements, commits."""
         if isinstance(item, Span):
             self._receipt(time, node, incarnation, item)
+        elif isinstance(item, Fed):
+            self._receipt(time, f"{node}#{item.id}", incarnation, item.span)
         elif isinstance(item, Committed):
             self._commit(time, node, item)
         elif isinstance(item, Acked):
@@ -108,6 +111,12 @@ class Recorder:
                 self._logged(time, node, 0, entry.lsn + 1, None, LogEvent.CUT)
             elif isinstance(entry, Installed) and entry.last:
                 self._logged(time, node, 0, entry.lsn, None, LogEvent.WIPED)
+
+    def put_back(self, time: float, node: NodeId, entries: Sequence[Any]) -> None:
+        """A replica that is down has an older disk now: what it had written since is gone, committed or not."""
+        ends = [entry.record.lsn if isinstance(entry, Logged) else entry.lsn for entry in entries if _ends(entry)]
+        self._logged(time, node, 0, 0, None, LogEvent.RESTARTED)
+        self._logged(time, node, 0, (ends[-1] if ends else 0) + 1, None, LogEvent.CUT)
 
     def gauge(self, time: float, node: NodeId, name: str, value: float, bound: float | None = None) -> None:
         """Note a measured value, with its bound if it has one."""
@@ -243,3 +252,8 @@ def _owners(stream: StreamId, rows: Rows, record: Record) -> list[tuple[EventId,
         ((stream, OWNER, session, seq), content)
         for seq, content in zip(rows.numbers.tolist(), rows.content.tolist(), strict=True)
     ]
+
+
+def _ends(entry: Any) -> bool:
+    """Whether an entry of a disk says where the log ends."""
+    return isinstance(entry, Logged | CutBack) or (isinstance(entry, Installed) and entry.last)
