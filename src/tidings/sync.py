@@ -31,6 +31,7 @@ from tidings.client.sinks import Part as AsyncPart
 from tidings.client.sinks import Sink as AsyncSink
 from tidings.client.subscription import Subscription as AsyncSubscription
 from tidings.net.loop import loop_factory
+from tidings.protocols.catalog import Description
 from tidings.protocols.sinks import Attempt
 
 T = TypeVar("T")
@@ -211,6 +212,10 @@ class Connection:
     def sink(self, stream: str, *, timeout: float | None = None, **options: Any) -> Sink:
         """One batch of a writer; options as for the asynchronous `sink`. A call that takes longer is given up."""
         return Sink(self, self._async.sink(stream, **options), timeout)
+
+    def describe(self, region: str = "") -> Description:
+        """What is there, as a replica of the own region tells it, or the one of another region that knows most."""
+        return self._call(self._async.describe(region))
 
     def why(self, stream: str, seq: int) -> Reason:
         """What has become of a number."""

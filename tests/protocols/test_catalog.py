@@ -174,7 +174,7 @@ def test_a_replica_tells_what_there_is_and_why() -> None:
     (told,) = proxy.handle(5.0, Received("c", Describe(9)))
     assert isinstance(told, Send) and isinstance(told.message, Description)
     assert {m.region for m in told.message.memberships} == {"a", "b"} and told.message.region == "b"
-    assert [s.name for s in told.message.streams] == ["s"] and told.message.states["s"].horizon > 1
+    assert [s.name for s in told.message.streams] == ["s", "_receipts/b"] and told.message.states["s"].horizon > 1
     for seq, state in [(1, "row"), (10**6, "not published yet"), (0, "never a number")]:
         (because,) = proxy.handle(5.0, Received("c", Why("s", seq)))
         assert isinstance(because, Send) and because.message.state == state  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ class Target(StrEnum):
     sprinkler = "sprinkler"
     cluster = "cluster"
     spark = "spark"
+    sink = "sink"
 
 
 def parse_seeds(text: str) -> range:
@@ -37,7 +38,7 @@ def check(
     target: Annotated[
         Target | None,
         typer.Argument(
-            help="A protocol to simulate, a cluster of real processes, or Spark queries that write to one.",
+            help="A protocol to simulate, a cluster, or Spark that reads from one (spark) or writes to one (sink).",
             show_default=False,
         ),
     ] = None,
@@ -73,9 +74,9 @@ def check(
         return
     if target is None:
         raise typer.BadParameter(
-            "say what to check: sprinkler, cluster or spark (or --ledger for all that has been checked)"
+            "say what to check: sprinkler, cluster, spark or sink (or --ledger for all that has been checked)"
         )
-    if target is Target.spark and mutants:
+    if mutants and target in (Target.spark, Target.sink):
         raise typer.BadParameter("--mutants is for sprinkler and cluster")
     if master is not None and (mutants or power_cuts is not None or target is not Target.sprinkler):
         raise typer.BadParameter("--master is for seeds of a simulation")
@@ -88,6 +89,8 @@ def check(
         _power_cuts(power_cuts, (seeds or range(1)).start, as_json)
     elif mutants:
         _mutants(target.value, processes, as_json)
+    elif target is Target.sink:
+        _sink(seeds or range(1), as_json)
     elif target is Target.cluster:
         _campaign(target.value, seeds or CLUSTER_SEEDS, 1, None, ledger_dir, as_json)
     elif target is Target.spark:
@@ -97,13 +100,11 @@ def check(
 
 
 def _copies(seeds: range, as_json: bool) -> None:
-    """Exactly once from a stream to Parquet, and from files to a stream."""
-    from tidings.lab import sink_faults, spark_faults
+    """Exactly once from a stream to Parquet."""
+    from tidings.lab import spark_faults
 
-    with progress(f"spark reads, seeds {seeds.start}..{seeds.stop}") as report:
+    with progress(f"spark, seeds {seeds.start}..{seeds.stop}") as report:
         result = spark_faults.run(seeds, report)
-    with progress(f"spark writes, seeds {seeds.start}..{seeds.stop}") as report:
-        result = sink_faults.added(result, sink_faults.run(seeds, report))
     emit(result, as_json, lambda: _show(result, len(seeds)))
     if result["violations"]:
         raise typer.Exit(BROKEN)
@@ -130,6 +131,25 @@ def _show(result: dict[str, Any], seeds: int) -> None:
     hours = result["hours_simulated"]
     extent = f"{hours:.2f} hours simulated" if hours else f"{result['events']:,} events of real processes"
     print(f"{seeds} seeds, {extent}, {len(result['violations'])} violations")
+
+
+def _sink(seeds: range, as_json: bool) -> None:
+    """Exactly once from a query to a stream."""
+    import tempfile
+
+    from tidings.lab import sink_faults
+
+    with tempfile.TemporaryDirectory(prefix="tidings-sink-") as folder, progress("sink, faults") as report:
+        result = sink_faults.run(seeds, Path(folder), report)
+
+    def show() -> None:
+        rows = [(each["fault"], each["rows"], each["expected"], each["runs"], each["holds"]) for each in result["runs"]]
+        table("exactly once", ["fault", "rows", "expected", "runs of the query", "holds"], rows)
+        print(f"{len(result['runs'])} queries, {len(result['violations'])} violations")
+
+    emit(result, as_json, show)
+    if result["violations"]:
+        raise typer.Exit(BROKEN)
 
 
 def _ledger(folder: Path, as_json: bool) -> None:

@@ -82,8 +82,12 @@ def _report(result: dict[str, Any]) -> None:
     audit = result["audit"]
     for text in audit["first"]:
         print("VIOLATION of", text)
-    verdict = "passed" if audit["passed"] else f"FAILED: {audit['violations']} violations"
+    for each in audit["violations"][:5]:
+        print(f"VIOLATION {each['fault'] or each['invariant']}: {each}")
+    verdict = "passed" if audit["passed"] else f"FAILED: {len(audit['violations'])} violations"
     print(f"{'audit':>14}  {verdict} ({audit['receipts']:,} receipts of {audit['subscribers']} subscribers)")
+    judged = ", ".join(f"{audit[name]} {name}" for name in ("proved", "violated", "unverifiable"))
+    print(f"{'lake':>14}  subscribers and streams: {judged}; median latency {audit['latency_ms']['p50']} ms")
 
 
 def _where(stall: dict[str, Any]) -> str:

@@ -21,9 +21,9 @@ from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeAlias
 
-import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import astuple
 
 from tidings.client.errors import (
     Closed,
@@ -54,15 +54,16 @@ from tidings.client.machine import (
 )
 from tidings.client.packing import CHUNK, CHUNK_BYTES, MAX_PAYLOAD, SHORT, Attrs, Lane, Packer
 from tidings.client.reading import Reading
+from tidings.client.receipts import Ledger
 from tidings.client.sinks import Sink, make_batch
 from tidings.client.subscription import Subscription
 from tidings.client.url import parse_url
 from tidings.core.errors import BadInput
 from tidings.core.filters import conform, parse, parse_attributes
 from tidings.core.gc import GcPolicy
-from tidings.core.ids import FIRST, NodeId, RegionId, StreamId
+from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_internal
 from tidings.core.predicates import Predicate
-from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, before_rows, where_rows
+from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, before_rows, data_kinds, no_befores, where_rows
 from tidings.net.host import PEER, Host
 from tidings.net.names import ADDRESSES, make_id
 from tidings.protocols.catalog import (
@@ -81,6 +82,7 @@ from tidings.protocols.kernel import Command, Message
 from tidings.protocols.leases import BYTES, TTL, Dropped, Granted
 from tidings.protocols.leases import Lease as Request
 from tidings.protocols.publishing import Acked, Refused
+from tidings.protocols.receipts import Receipt, Receipts
 from tidings.protocols.sinks import Request as SinkRequest
 from tidings.protocols.sinks import SinkAnswered
 from tidings.protocols.subscriptions import EARLIEST, LATEST, Ended, Fed, Lost, Saved
@@ -105,13 +107,16 @@ def connect(
     timeout: float = TIMEOUT,
     tls: ssl.SSLContext | None = None,
     settings: MachineSettings | None = None,
+    receipts: bool | None = None,
 ) -> Connection:
     """A connection to the cluster at ``url``, to be entered with ``async with``.
 
     ``client_id`` names the publisher: of clients with the same one the newest may publish, older ones are fenced.
     ``peer``: take part in the region's fabric and forward to others.
+    ``receipts``: tell the region what was delivered, so that it can be audited; None: if the cluster asks for it.
     """
-    return Connection(url, client_id, peer, token or "", cluster, timeout, tls, settings or MachineSettings())
+    settings = settings or MachineSettings()
+    return Connection(url, client_id, peer, token or "", cluster, timeout, tls, settings, receipts)
 
 
 class Connection:
@@ -127,8 +132,12 @@ class Connection:
         timeout: float,
         tls: ssl.SSLContext | None,
         settings: MachineSettings,
+        receipts: bool | None = None,
     ) -> None:
         self.url = url
+        self._receipts = receipts
+        self._ledger = Ledger(self._send_receipts)
+        self._holder = 0  # of the newest subscription
         self.client_id = client_id or f"client-{secrets.token_hex(6)}"
         if not _CLIENT_ID.fullmatch(self.client_id):
             raise BadInput(
@@ -233,6 +242,7 @@ class Connection:
             closed = Closed("the connection is closed")
             for subscription in list(self._subscriptions.values()):
                 await subscription.close()
+            await self._ledger.close()
             self._fail(closed)
             self._error = closed
             if self._reporter is not None:
@@ -409,10 +419,12 @@ class Connection:
         start: Start = "latest",
         order: str = "publisher",
         name: str | None = None,
+        receipts: bool | None = None,
     ) -> Opening:
         """Events of one or several streams, from ``start`` on, for which ``where`` is true.
 
         With a ``name`` the subscription is durable: it continues behind what was acknowledged under that name.
+        ``receipts``: as for `connect`, for this subscription alone.
         """
         if order == "total":
             raise NotBuilt(
@@ -423,19 +435,22 @@ class Connection:
         streams = [*([stream] if isinstance(stream, str) else stream), *more]
         if not streams or len(set(streams)) < len(streams):
             raise BadInput(f"subscribe to {streams}: name at least one stream, and each once")
-        return Opening(self, streams, where or "", _position(start), name)
+        return Opening(self, streams, where or "", _position(start), name, receipts)
 
-    async def _subscribe(self, streams: list[StreamId], where: str, lo: int, name: str | None) -> Subscription:
+    async def _subscribe(
+        self, streams: list[StreamId], where: str, lo: int, name: str | None, receipts: bool | None = None
+    ) -> Subscription:
         for stream in streams:
             definition = await self._known(stream)
             if where:
                 parse(where, parse_attributes(definition.attrs))  # `BadFilter` says where it is wrong
-        holder = int(time.time() * 1e6)
+        holder = self._holder = max(int(time.time() * 1e6), self._holder + 1)
         opens: list[Open] = []
         for stream in streams:
             self._last_id += 1
             opens.append(Open(self._last_id, stream, lo, where, name, holder))
-        return await self._enter(opens)
+        wanted = next((asked for asked in (receipts, self._receipts) if asked is not None), self._machine.receipts)
+        return await self._enter(opens, name or self.client_id if wanted else None)
 
     def read(
         self,
@@ -468,9 +483,15 @@ class Connection:
         open = Open(self._last_id, stream, lo, where, None, 0, hi, asof, replica)
         return await self._enter([open])
 
-    async def _enter(self, opens: list[Open]) -> Subscription:
+    async def _enter(self, opens: list[Open], subscriber: str | None = None) -> Subscription:
+        """Open a subscription; it sends receipts in the name of ``subscriber``, if there is one."""
         subscription = Subscription(self, opens, self._forget, self._loop)
         self._subscriptions |= dict.fromkeys(subscription.feeds, subscription)
+        if subscriber is not None:
+            subscription.on_taken = self._ledger.note
+            for open in opens:
+                if not is_internal(open.stream):
+                    self._ledger.open(open.id, subscriber, open.holder, open.stream)
         return await subscription.__aenter__()
 
     def lease(
@@ -515,6 +536,11 @@ class Connection:
     def _forget(self, ids: list[int]) -> None:
         for id in ids:
             self._subscriptions.pop(id, None)
+            self._ledger.end(id)
+
+    async def _send_receipts(self, receipts: tuple[Receipt, ...]) -> None:
+        nonce = self._nonce()
+        await self._ask(Ask(nonce, Receipts(nonce, receipts), self.region, True))
 
     def join(self, group: str) -> NoReturn:
         """Events and membership views in one total order: not built yet."""
@@ -534,21 +560,20 @@ class Connection:
             matching = re.compile(pattern or ".*")
         except re.error as error:
             raise BadInput(f"{pattern!r} is no regular expression: {error}") from None
+        found = _infos(await self.describe())
+        return [each for each in found if not is_internal(each.name) and matching.fullmatch(each.name)]
+
+    async def describe(self, region: RegionId = "") -> Description:
+        """What is there, as a replica of the own region tells it, or the one of another region that knows most."""
         nonce = self._nonce()
-        told = await self._ask(Ask(nonce, Describe(nonce)))
+        told = await self._ask(Ask(nonce, Describe(nonce), region))
         assert isinstance(told, Description)
-        out = []
-        for stream in sorted(told.streams, key=lambda each: each.name):
-            if not matching.fullmatch(stream.name):
-                continue
-            state = told.states.get(stream.name, StreamState(FIRST, 0, 0))
-            out.append(StreamInfo(stream.name, stream.region, stream.gc, stream.attrs, *msgspec.structs.astuple(state)))
-        return out
+        return told
 
     async def stream(self, name: StreamId) -> StreamInfo:
         """One stream, and how it stands; raises `UnknownStream`."""
         await self._known(name)
-        for stream in await self.streams():
+        for stream in _infos(await self.describe()):
             if stream.name == name:
                 return stream
         raise self._unknown(name)
@@ -752,9 +777,17 @@ class LeaseOpening:
 class Opening:
     """A subscription that is not open yet: ``async with`` opens it."""
 
-    def __init__(self, connection: Connection, streams: list[StreamId], where: str, lo: int, name: str | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        streams: list[StreamId],
+        where: str,
+        lo: int,
+        name: str | None,
+        receipts: bool | None,
+    ) -> None:
         self._connection = connection
-        self._request = (streams, where, lo, name)
+        self._request = (streams, where, lo, name, receipts)
         self._subscription: Subscription | None = None
 
     async def open(self) -> Subscription:
@@ -770,6 +803,15 @@ class Opening:
     ) -> None:
         if self._subscription is not None:
             await self._subscription.close()
+
+
+def _infos(told: Description) -> list[StreamInfo]:
+    """Streams as a replica describes them, by name."""
+    unknown = StreamState(FIRST, 0, 0)
+    return [
+        StreamInfo(each.name, each.region, each.gc, each.attrs, *astuple(told.states.get(each.name, unknown)))
+        for each in sorted(told.streams, key=lambda each: each.name)
+    ]
 
 
 def _position(start: Start) -> int:
@@ -791,9 +833,9 @@ def batches_of(
     names = table.schema.names
     attributes = conform(table, parse_attributes(definition.attrs))
     columns: list[pa.Array] = [
-        pa.array(np.zeros(count, np.uint8)),
+        data_kinds(count),
         *[_bytes_column(definition.name, table, name) for name in ("key", "payload")],
-        pa.nulls(count, pa.int64()),
+        no_befores(count),
     ]
     schema = ROW_SCHEMA
     for name, column in attributes.items():

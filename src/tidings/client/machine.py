@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from tidings.client.fabric import Fabric, Heard
 from tidings.core.filters import Filter, parse, parse_attributes
-from tidings.core.ids import NodeId, RegionId, StreamId
+from tidings.core.ids import NodeId, RegionId, StreamId, is_internal
 from tidings.core.rows import Rows
 from tidings.protocols.catalog import Because, Defined, Describe, Description, NotDefined, StreamDef, Why
 from tidings.protocols.client import ClientSettings
@@ -53,6 +53,7 @@ from tidings.protocols.publishing import (
     Rejected,
     SessionOpened,
 )
+from tidings.protocols.receipts import ReceiptsKept
 from tidings.protocols.sinks import ANSWERS as SINK_ANSWERS
 from tidings.protocols.sinks import Request, SinkClient, SinkSettings
 from tidings.protocols.subscriptions import (
@@ -231,7 +232,7 @@ class MachineSettings(Value, frozen=True, gc=False):
 
 
 PUBLISHING = frozenset({Published, Rejected, SessionOpened})
-ANSWERS = frozenset({Description, Defined, NotDefined, Because})
+ANSWERS = frozenset({Description, Defined, NotDefined, Because, ReceiptsKept})
 SUBSCRIBING = frozenset({Feed, Unfollowed})
 
 _OWN = 1 << 62  # nonces of the machine's own questions begin here
@@ -279,6 +280,7 @@ class ClientMachine:
         self.asking: dict[int, Asking] = {}
         self.holders: dict[str, Holder] = {}  # by the name of a lease
         self.fabric: Fabric | None = None
+        self.receipts = False  # the cluster asks its subscribers for receipts
         self.described: Time | None = None  # when the last own description was asked for
         self.lost: Time = -1e18  # when a node was last lost
         self._nonce = _OWN
@@ -421,7 +423,7 @@ class ClientMachine:
                 out = self._learn_all(now, message)
             case Defined(nonce, definition):
                 self.streams[definition.name] = definition
-            case NotDefined(nonce):
+            case NotDefined(nonce) | ReceiptsKept(nonce):
                 pass
             case Because(stream, seq):
                 found = [n for n, asking in self.asking.items() if asking.ask.message == Why(stream, seq)]
@@ -436,6 +438,8 @@ class ClientMachine:
         first = not self.home
         if first:
             self.home = told.region
+        if told.region == self.home:
+            self.receipts = told.receipts
         for stream in told.streams:
             known = self.streams.get(stream.name)
             if known is None or not known.attrs.startswith(stream.attrs):  # attributes are only ever added
@@ -443,7 +447,7 @@ class ClientMachine:
         for membership in told.memberships:
             out.extend(self._learn(now, membership))
         if first and self.peer:
-            horizons = {name: state.horizon for name, state in told.states.items()}
+            horizons = {name: state.horizon for name, state in told.states.items() if not is_internal(name)}
             membership = self.memberships[self.home]
             self.fabric = Fabric(self.me, self.home, membership, horizons, self.settings.fabric, self.rng)
             out.extend(self.fabric.start(now))

@@ -4,7 +4,9 @@ Every region has a by-key stream of invalidations and two publishers; cache clie
 fabric in several processes follow them, each connected to one region. While they do, a link is cut and healed, and a
 head, a middle and a tail are killed (each in another region) and replaced: by the same process back with its disk, or
 by a new one. Then the publishers stop, everybody has to reach the end, late subscribers read what collection has left
-in each region, and the functions of check/ judge what publishers were told and what everybody received.
+in each region, and the functions of check/ judge what publishers were told and what everybody received. At last the
+audit that users have: an archive, whose leases were there before the first event, brings all events and all receipts
+into a lake, and a Spark job judges every subscriber by what it said it was handed.
 """
 
 from __future__ import annotations
@@ -26,8 +28,11 @@ from tidings.core.errors import BadInput
 from tidings.core.ids import FIRST, RegionId, StreamId
 from tidings.lab.cluster_load import Kind, Order, Progress, Publishing, Subscribing, Worker
 from tidings.lab.evidence import Evidence, collected
+from tidings.lab.lake_audit import Auditor, prepare
 from tidings.lab.stalls import longest_stall
 from tidings.server.local import LocalCluster
+from tidings.server.plan import Protocol
+from tidings.spark.session import require_java
 
 WORKERS = 3  # processes of subscribers; ours: with the replicas enough for two cores
 PUBLISHERS = 2  # per region
@@ -58,21 +63,23 @@ class Demo:
         self.phase = "starting"
         self.began = time.monotonic()
         self.loading = 0.0  # wall time at which publishing began
+        self.audited: dict[str, Any] = {}
         self.faults: list[dict[str, Any]] = []
         self.status: dict[str, Any] = {}
         self.history: list[tuple[float, int, int]] = []  # time, acked, delivered
         self.home: dict[str, RegionId] = {}  # of each client
         self.streams: dict[StreamId, RegionId] = {f"invalidations-{name}": name for name in self.regions}
         self._workers: list[Worker] = []
+        self._auditor: Auditor | None = None
 
     # --- the run --------------------------------------------------------------------------------------------
 
     async def run(self, show: Show | None = None) -> dict[str, Any]:
         """Everything, from an empty directory to the verdict (the JSON of `tidings demo`)."""
+        require_java()
         with tempfile.TemporaryDirectory(prefix="tidings-demo-") as folder:
-            cluster = LocalCluster(
-                len(self.regions), self.replicas, Path(folder) / "cluster", durability="durable", wan="us"
-            )
+            size, told = (len(self.regions), self.replicas), Protocol(receipts=True)
+            cluster = LocalCluster(*size, Path(folder) / "cluster", durability="durable", wan="us", protocol=told)
             watching: asyncio.Task[None] | None = None
             try:
                 await cluster.start()
@@ -84,12 +91,16 @@ class Demo:
                     await asyncio.gather(watching, return_exceptions=True)
                 for worker in self._workers:
                     await worker.end()
+                if self._auditor is not None:
+                    await self._auditor.end()
                 await cluster.stop()
         self.phase = "judging"
         return await asyncio.to_thread(self._verdict, evidence)
 
     async def _play(self, cluster: LocalCluster, folder: Path) -> Evidence:
         await self._create(cluster)
+        lake = folder / "lake"
+        await prepare(lake, {name: cluster.url(region) for name, region in self.streams.items()}, 600.0 + self.seconds)
         self.phase = "connecting"
         self._workers = [Worker(order, folder / f"{at}.evidence") for at, order in enumerate(self._orders(cluster.url))]
         await asyncio.gather(*[worker.start() for worker in self._workers])
@@ -103,6 +114,8 @@ class Demo:
         self.phase = "stopping"
         ends: dict[StreamId, int] = await talker.call({"stop": ANSWERS}, "ends", ANSWERS + 10.0)
         self.stopped = time.time()
+        self._auditor = Auditor(lake, cluster.url(self.regions[0]))
+        await self._auditor.start()
         self.phase = "healing"
         await cluster.until_ready()
         self.phase = "settling"
@@ -119,6 +132,8 @@ class Demo:
         evidence = Evidence()
         for worker in self._workers:
             evidence.add(await worker.evidence())
+        self.phase = "auditing"
+        self.audited = await self._auditor.audit()
         return evidence
 
     async def _create(self, cluster: LocalCluster) -> None:
@@ -255,18 +270,27 @@ class Demo:
             "longest_stall": msgspec.to_builtins(stall) if stall else {},
             "faults": self.faults,
             "events_per_s": round(published / max(self.stopped - self.loading, 1e-6), 1),
-            "audit": {
-                "passed": not violations and published > 0,
-                "subscribers": len({each.subscriber for each in evidence.receipts}),
-                "streams": len(self.streams),
-                "receipts": len(evidence.receipts),
-                "violations": len(violations),
+            "audit": self.audited
+            | {
+                "passed": not violations and published > 0 and self._proved,
+                "violations": [*self.audited["violations"], *[_plain(each) for each in violations]],
                 "by_invariant": dict(sorted(by.items())),
                 "first": told(violations),
                 "collected_as_the_owners_count": sum(each["collected"] for each in self.status.get("streams", [])),
             },
             "seconds": round(time.monotonic() - self.began, 1),
         }
+
+    @property
+    def _proved(self) -> bool:
+        """Whether the lake's audit leaves nothing open."""
+        found = self.audited
+        return found["proved"] > 0 and not found["found"] and not found["unverifiable"]
+
+
+def _plain(violation: Violation) -> dict[str, Any]:
+    where = {name: value for name, value in violation.where.items() if isinstance(value, str | int | float)}
+    return {"fault": violation.fault, "invariant": violation.invariant, **where, "detail": violation.detail}
 
 
 def told(violations: list[Violation], most: int = 5) -> list[str]:

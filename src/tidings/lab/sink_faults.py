@@ -1,4 +1,4 @@
-"""The writing half of `tidings check spark`: queries that write to a cluster while their parts are killed.
+"""`tidings check sink`: streaming queries that write to a cluster while their parts are killed; each row once, always.
 
 A query reads text files, some per batch, and writes their lines to a stream. It runs in a process of its own and is
 killed with everything it has started, or loses a Python worker, an executor, its last commit, or the head of the chain
@@ -19,11 +19,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -330,51 +328,39 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def run(seeds: range, progress: Progress | None = None) -> dict[str, Any]:
-    """One query per seed, and one fault for it, in turns; violations are rows that are missing, or there twice."""
-    names = list(FAULTS)
+def run(seeds: range, folder: Path, progress: Progress | None = None, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Let each fault happen, once per seed, to a query of its own (the JSON of `tidings check sink`).
+
+    "violations" lists the faults after which a row was missing or there twice.
+    """
+    chosen = [(seed, name) for seed in seeds for name in names or FAULTS]
     results: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="tidings-sinks-") as name, Cluster(Path(name) / "cluster") as cluster:
-        for seed in seeds:
-            results.append(run_seed(cluster, Path(name), seed, names[seed % len(names)]))
+    with Cluster(folder / "cluster") as cluster:
+        for seed, name in chosen:
+            began = time.monotonic()
+            cluster.until_ready()
+            with Bed(cluster, folder / f"{name}-{seed}", seed) as bed:
+                found = FAULTS[name](bed)
+            results.append({"seed": seed, "fault": name, **found, "seconds": round(time.monotonic() - began, 1)})
             if progress is not None:
-                progress(len(results), len(seeds), f"{results[-1]['fault']}: {results[-1]['rows']} rows")
+                progress(len(results), len(chosen), f"{name}: {'holds' if found['holds'] else 'BROKEN'}")
+    broken = [each for each in results if not each["holds"]]
     return {
+        "target": "sink",
+        "seeds": f"{seeds.start}..{seeds.stop}",
         "violations": [
             {
                 "seed": each["seed"],
-                "invariant": "exactly_once",
+                "invariant": "exactly once",
                 "detail": f"{each['fault']}: {each['rows']} rows instead of {each['expected']}, or others",
-                "replay": f"tidings check spark --seeds {each['seed']}..{each['seed'] + 1}",
+                "replay": f"tidings check sink --seeds {each['seed']}..{each['seed'] + 1}",
             }
-            for each in results
-            if not each["holds"]
+            for each in broken
         ],
-        "faults": dict(Counter(f"sink: {each['fault'].replace('_', ' ')}" for each in results)),
-        "reached": {"rival of a slow sink task": sum(each.get("rivals", 0) for each in results)},
-        "events": sum(each["rows"] for each in results),
-        "sinks": results,
+        "faults": {name: sum(each["fault"] == name for each in results) for name in FAULTS},
+        "reached": {"a rival of a slow task": sum(each.get("rivals", 0) for each in results)},
+        "runs": results,
     }
-
-
-def run_seed(cluster: Cluster, folder: Path, seed: int, fault: str) -> dict[str, Any]:
-    """Let one fault happen to one query."""
-    began = time.monotonic()
-    cluster.until_ready()
-    with Bed(cluster, folder / f"{fault}-{seed}", seed) as bed:
-        found = FAULTS[fault](bed)
-    return {"seed": seed, "fault": fault, **found, "seconds": round(time.monotonic() - began, 1)}
-
-
-def added(reads: dict[str, Any], writes: dict[str, Any]) -> dict[str, Any]:
-    """What both halves of `tidings check spark` have found."""
-    both = dict(reads)
-    both["violations"] = [*reads["violations"], *writes["violations"]]
-    both["faults"] = {**reads["faults"], **writes["faults"]}
-    both["reached"] = {**reads["reached"], **{goal: n for goal, n in writes["reached"].items() if n}}
-    both["events"] = reads.get("events", 0) + writes["events"]
-    both["sinks"] = writes["sinks"]
-    return both
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from tidings.protocols import (
     proxy,
     publishing,
     pull,
+    receipts,
     sinks,
     subscriptions,
     views,
@@ -67,7 +68,7 @@ MESSAGES: tuple[type, ...] = (
     *(interregion.Advertise, interregion.Solicit, interregion.Subscribe, interregion.Unsubscribe),
     *(views.View, pull.Probe),
     *(catalog.Define, catalog.Defined, catalog.NotDefined, catalog.Describe, catalog.Description),
-    *(catalog.Why, catalog.Because),
+    *(catalog.Why, catalog.Because, receipts.Receipts, receipts.ReceiptsKept),
     *(subscriptions.Follow, subscriptions.Feed, subscriptions.Consumed, subscriptions.Unfollow),
     *(subscriptions.Unfollowed, subscriptions.OpenCursor, subscriptions.SaveCursor, subscriptions.CursorAt),
     *(leases.Lease, leases.Release, leases.Leased, leases.Unleased),
@@ -81,7 +82,7 @@ FROM_CLIENTS: frozenset[type] = frozenset(
         *(messages.Offer, messages.Want, messages.Know, messages.Read, views.View, pull.Probe),
         *(publishing.OpenSession, publishing.Publish, catalog.Define, catalog.Describe, catalog.Why),
         *(subscriptions.Follow, subscriptions.Consumed, subscriptions.Unfollow),
-        *(subscriptions.OpenCursor, subscriptions.SaveCursor, leases.Lease, leases.Release),
+        *(subscriptions.OpenCursor, subscriptions.SaveCursor, receipts.Receipts, leases.Lease, leases.Release),
         *(sinks.StageRows, sinks.CommitBatch, sinks.AbortBatch),
     )
 )
@@ -409,6 +410,7 @@ CHECKS: dict[type, Check] = {
     interregion.Advertise: lambda advert: _sound(advert.membership) and _natural(advert.horizons.values()),
     subscriptions.Learn: lambda command: _sound(command.membership),
     catalog.Description: lambda told: all([_sound(each) for each in told.memberships]),
+    receipts.Receipts: lambda message: all([each.sound for each in message.receipts]),
     subscriptions.Follow: lambda follow: subscriptions.LATEST <= follow.lo <= NEVER,
 }
 

@@ -84,13 +84,14 @@ class StreamState(Value, frozen=True, gc=False):
 
 
 class Description(Message, frozen=True, gc=False):
-    """Regions, their chains, and the streams, as this replica knows them."""
+    """Regions, their chains, and the streams, that of its region's receipts too, as this replica knows them."""
 
     nonce: int
     region: RegionId
     memberships: tuple[Membership, ...]
     streams: tuple[StreamDef, ...]
     states: dict[StreamId, StreamState]
+    receipts: bool = False  # whether the cluster asks its subscribers for receipts
     leases: tuple[LeaseState, ...] = ()
 
 

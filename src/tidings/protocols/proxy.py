@@ -20,7 +20,7 @@ from tidings.core.filters import ARROW, parse_attributes
 from tidings.core.filters import parse as parse_filter
 from tidings.core.gc import GcPolicy, due_before
 from tidings.core.history import History
-from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_internal
+from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_hidden
 from tidings.core.predicates import predicates_in
 from tidings.core.rows import ROW_SCHEMA, WHERE, ArrowRows, CountedRows, Origin, Rows, before_rows
 from tidings.core.span import MESSAGE_BYTES, Span
@@ -116,6 +116,9 @@ from tidings.protocols.publishing import (
     renumber,
 )
 from tidings.protocols.pull import PullProxy, PullSettings
+from tidings.protocols.receipts import Receipts, ReceiptSettings, ReceiptsKept, receipt_rows
+from tidings.protocols.receipts import definition as receipts_definition
+from tidings.protocols.receipts import sound as sound_receipts
 from tidings.protocols.sinks import (
     SINKS,
     STAGED,
@@ -152,7 +155,10 @@ CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Compare, Comp
 VIEWS = frozenset({View, GossipTick})
 SUBSCRIPTIONS = frozenset({Follow, Consumed, Unfollow, FeedTick})
 HEAD_ONLY = frozenset(
-    {Publish, OpenSession, Define, OpenCursor, SaveCursor, Lease, Release, StageRows, CommitBatch, AbortBatch}
+    {
+        *(Publish, OpenSession, Define, OpenCursor, SaveCursor, Receipts, Lease, Release),
+        *(StageRows, CommitBatch, AbortBatch),
+    }
 )
 INTER_REGION = frozenset({Know, Done, Advertise, Subscribe, Unsubscribe, Solicit, AdvertiseTick, PumpTick})
 
@@ -170,6 +176,7 @@ class ProxySettings(Value, frozen=True, gc=False):
     views: ViewsSettings = ViewsSettings()
     pull: PullSettings = PullSettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
+    receipts: ReceiptSettings = ReceiptSettings()
     leases: LeaseSettings = LeaseSettings()
     sinks: SinkSettings = SinkSettings()
     maintain: float = 0.5
@@ -198,6 +205,8 @@ class Proxy:
         self.policies = {PUBLISHERS: GcPolicy.parse(ttl), **dict.fromkeys((CURSORS, LEASES), GcPolicy.parse("by-key"))}
         self.policies |= {SINKS: GcPolicy.parse("by-key"), **dict.fromkeys((STAGES, *STAGED), GcPolicy())}
         self.policies |= {definitions_of(name): GcPolicy.parse("by-key") for name in self.catalog.regions}
+        self.receipts = receipts_definition(region, settings.receipts)
+        self.policies[self.receipts.name] = GcPolicy.parse(settings.receipts.gc)
         self.policies |= {stream.name: GcPolicy.parse(stream.gc) for stream in streams}
         self.clocks = {s.name: HybridClock(s.number) for s in streams if s.region == region}
         owners = {definitions_of(name): name for name in self.catalog.regions}
@@ -316,6 +325,7 @@ class Proxy:
                 out.extend(self.inter_region.committed(stream))
             if stream in self.streams:
                 out.extend(self.pull.advance(now, stream))
+            if stream in self.streams or stream == self.receipts.name:
                 out.extend(self.subscriptions.committed(stream, _parts_of(stream, fresh)))
         answers = self.waiting.pop(item.record.lsn, ())
         return [*out, *[Send(node, answer) for node, answer in answers], *self._move_sinks(now)]
@@ -360,6 +370,8 @@ class Proxy:
             return self._define(now, src, message)
         if isinstance(message, OpenCursor | SaveCursor):
             return self._cursor(now, src, message)
+        if isinstance(message, Receipts):
+            return self._keep(now, src, message)
         if isinstance(message, Lease | Release):
             return self._lease(now, src, message)
         if isinstance(message, StageRows | CommitBatch | AbortBatch):
@@ -541,11 +553,23 @@ class Proxy:
         effects = self._append(now, [part], None)
         return [*effects, *self._answer(src, self.log.last, answer)]
 
+    def _keep(self, now: Time, src: NodeId, message: Receipts) -> Effects:
+        """Write receipts down; asked again they are written again, which says nothing new."""
+        if not sound_receipts(message):
+            return [Report("bad_message")]
+        if self.chain.busy:
+            return [Report("receipts_busy")]  # asked again later
+        stream = self.receipts.name
+        lo = self.log.ends[stream]
+        part = Span.of(stream, lo, receipt_rows(lo, message.receipts, src, now, self.region))
+        effects = self._append(now, [part], None)
+        return [*effects, *self._answer(src, self.log.last, ReceiptsKept(message.nonce))]
+
     def _lease(self, now: Time, src: NodeId, message: Lease | Release) -> Effects:
         """Grant, renew, move or end a lease of a stream of this region."""
         if self.chain.busy:
             return [Report("lease_busy")]  # asked again later
-        stream = self.streams.get(message.stream)
+        stream = self._readable(message.stream)
         if stream is None or stream.region != self.region or stream.deleted:
             return [Send(src, Unleased(message.name, message.stream, f"region {self.region} has no such stream"))]
         answer, changed, reports = self.leases.receive(now, message, self.log.ends[message.stream])
@@ -581,13 +605,19 @@ class Proxy:
 
     def _match(self, stream: StreamId, where: str) -> Match:
         """The filter of a subscription."""
-        if self.streams[stream].counted:
+        definition = self._readable(stream)
+        assert definition is not None
+        if definition.counted:
             raise BadInput(f"stream {stream!r} only counts its events: there is nothing to filter by")
-        return parse_filter(where, parse_attributes(self.streams[stream].attrs)).mask
+        return parse_filter(where, parse_attributes(definition.attrs)).mask
+
+    def _readable(self, stream: StreamId) -> StreamDef | None:
+        """The definition of a stream that readers may have."""
+        return self.receipts if stream == self.receipts.name else self.streams.get(stream)
 
     def _rows_fit(self, stream: StreamDef, rows: ArrowRows) -> bool:
         """Whether the columns are those that every stream has and some of its attributes, and its predicates final."""
-        if rows.batch.schema.equals(ROW_SCHEMA):
+        if rows.plain:
             return True
         declared = {name: ARROW[kind] for name, kind in parse_attributes(stream.attrs).items()} | {WHERE: pa.string()}
         base, extra = list(rows.batch.schema)[: len(ROW_SCHEMA)], list(rows.batch.schema)[len(ROW_SCHEMA) :]
@@ -603,7 +633,7 @@ class Proxy:
 
     def _read(self, src: NodeId, read: Read) -> Effects:
         history = self.log.histories.get(read.stream)
-        if history is None or is_internal(read.stream) or not FIRST <= read.lo < read.hi:
+        if history is None or is_hidden(read.stream) or not FIRST <= read.lo < read.hi:
             return [Report("bad_message")]
         try:
             return [Send(src, Answer(history.rows(read.lo, read.hi, read.asof)))]
@@ -617,17 +647,18 @@ class Proxy:
         if isinstance(message, Describe):
             own = self.chain.membership
             others = [self.inter_region.peers[name] for name in sorted(self.inter_region.peers)]
-            known = {name: self.log.histories[name] for name in self.streams if name in self.log.histories}
+            told = [*[stream for stream in self.streams.values() if not stream.deleted], self.receipts]
+            known = {each.name: self.log.histories[each.name] for each in told if each.name in self.log.histories}
             states = {name: StreamState(h.horizon, h.live, h.collected, h.low, h.floor) for name, h in known.items()}
-            alive = tuple([stream for stream in self.streams.values() if not stream.deleted])
             leases = [
                 LeaseState(name, e.stream, e.asof, e.ttl, e.bytes, self.held.get(name, 0))
                 for name, e in self.leased.items()
             ]
-            return Description(message.nonce, self.region, (own, *others), alive, states, tuple(leases))
+            ask = self.settings.receipts.ask
+            return Description(message.nonce, self.region, (own, *others), tuple(told), states, ask, tuple(leases))
         assert isinstance(message, Why)
         history = self.log.histories.get(message.stream)
-        if history is None or is_internal(message.stream):
+        if history is None or is_hidden(message.stream):
             return Because(message.stream, message.seq, "unknown stream")
         if message.seq >= history.horizon:
             return Because(message.stream, message.seq, "not published yet")
@@ -653,12 +684,16 @@ class Proxy:
             out.extend(self._tidy_sinks(now))
         for stream, history in self.log.histories.items():
             history.purge()
-            ours = (stream == PUBLISHERS or stream in self.clocks) and not self.sinks.busy(stream)
-            if self.chain.is_head and ours and not self.chain.busy:
+            if self.chain.is_head and self._collects(stream) and not self.chain.busy:
                 before = due_before(self.policies[stream], history, now)
                 if before is not None:
                     out.extend(self._append(now, [self._before(now, stream, before)], None))
         return out
+
+    def _collects(self, stream: StreamId) -> bool:
+        """Whether it is for this region to publish what a stream's policy owes."""
+        ours = stream in self.clocks or stream in (PUBLISHERS, self.receipts.name)
+        return ours and not self.sinks.busy(stream)
 
     def _before(self, now: Time, stream: StreamId, before: int) -> Span:
         """The owner's own collecting event, as a policy demands (A1.43)."""

@@ -25,7 +25,7 @@ import msgspec
 
 from tidings.core.errors import AsofGone, BadInput
 from tidings.core.history import History
-from tidings.core.ids import FIRST, NEVER, NodeId, StreamId, is_internal
+from tidings.core.ids import FIRST, NEVER, NodeId, StreamId, is_hidden
 from tidings.core.lens import ALL, Lens
 from tidings.core.rows import NO_ROWS, ArrowRows, Mask, Origin, Rows, data_rows
 from tidings.core.span import MESSAGE_BYTES, Span, within
@@ -239,7 +239,7 @@ class Subscriptions:
     def _follow(self, src: NodeId, follow: Follow) -> Effects:
         history = self.histories.get(follow.stream)
         key = (src, follow.id)
-        if history is None or is_internal(follow.stream):
+        if history is None or is_hidden(follow.stream):
             return [Send(src, Unfollowed(follow.id, f"stream {follow.stream!r} is unknown here", True))]
         if key not in self.positions and len(self.positions) >= self.settings.subscriptions:
             return [Send(src, Unfollowed(follow.id, "this replica has no room for another subscription"))]

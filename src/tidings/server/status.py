@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from tidings.core.ids import NodeId, RegionId
+from tidings.core.ids import NodeId, RegionId, is_internal
 from tidings.net.names import make_id, name_of, parse_address, seed_of, slot_of
 from tidings.protocols.catalog import Description
 from tidings.protocols.membership import Membership
@@ -115,6 +115,7 @@ def _streams(
                 voices[region] = descriptions[slot_of(node)]
                 break
     streams = {stream.name: stream for voice in voices.values() for stream in voice.streams}
+    streams = {name: stream for name, stream in streams.items() if not is_internal(name)}
     found = []
     for name, stream in sorted(streams.items()):
         states = {region: voice.states[name] for region, voice in voices.items() if name in voice.states}

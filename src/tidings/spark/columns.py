@@ -32,6 +32,17 @@ FIXED: dict[str, pa.DataType] = {
 }
 """What every event has."""
 
+KEPT: dict[str, pa.DataType] = {
+    "before": pa.int64(),
+    "where": pa.string(),
+    "_session": pa.int64(),
+    "_tick": pa.int64(),
+}
+"""What an archive has besides: what a collecting event collects, and of whose batch a row is part."""
+
+COVERAGE = "coverage"
+"""In an archive, the kind of a row that is no event: of [seq, before) all is there that survived as of _tick."""
+
 
 def attributes_of(streams: Mapping[StreamId, str]) -> dict[str, AttrType]:
     """The declared attributes of several streams together; a name with two types is an error that names both."""
@@ -50,7 +61,7 @@ def attributes_of(streams: Mapping[StreamId, str]) -> dict[str, AttrType]:
 class Columns:
     """Makes record batches of one schema."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, *, archive: bool = False) -> None:
         self.schema = schema
         self._names: list[str] = schema.names
         self._makers: dict[str, Callable[[StreamId, ArrowRows], pa.Array]] = {
@@ -64,6 +75,13 @@ class Columns:
             "pub_seq": lambda _, rows: _numbers(rows),
             "kind": lambda _, rows: _kinds(rows),
         }
+        if archive:
+            self._makers |= {
+                "before": lambda _, rows: rows.batch.column(3),
+                "where": lambda _, rows: _wheres(rows),
+                "_session": lambda _, rows: pa.array(_spread(rows, [origin.session for origin in rows.origins])),
+                "_tick": lambda _, rows: pa.array(_spread(rows, [origin.tick for origin in rows.origins])),
+            }
 
     def batch(self, stream: StreamId, rows: ArrowRows) -> pa.RecordBatch:
         """Rows of a stream, with nulls for attributes that they do not have."""
@@ -81,6 +99,11 @@ class Columns:
             else:
                 columns.append(rows.batch.column(place))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def coverage(self, stream: StreamId, lo: int, hi: int, asof: int) -> pa.RecordBatch:
+        """A range as a row."""
+        said = {"stream": stream, "seq": lo, "before": hi, "_tick": asof, "kind": COVERAGE}
+        return pa.RecordBatch.from_pylist([said], schema=self.schema)
 
 
 @lru_cache(maxsize=64)  # the same few texts in batches of the same few sizes
@@ -131,6 +154,12 @@ def _texts(rows: ArrowRows, texts: Sequence[str]) -> pa.Array:
     names = list(dict.fromkeys(texts))
     places = _spread(rows, [names.index(text) for text in texts]).astype(np.int32)
     return pa.DictionaryArray.from_arrays(pa.array(places), pa.array(names, pa.string())).dictionary_decode()
+
+
+def _wheres(rows: ArrowRows) -> pa.Array:
+    """Of predicate events, what they collect."""
+    at = rows.batch.schema.get_field_index(WHERE)
+    return pa.nulls(rows.count, pa.string()) if at < 0 else rows.batch.column(at)
 
 
 def _kinds(rows: ArrowRows) -> pa.Array:

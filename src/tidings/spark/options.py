@@ -27,7 +27,7 @@ CONNECT = ("servers", "cluster", "token", "tlsCa", "tlsCert", "tlsKey", "timeout
 READ = (
     *CONNECT,
     *("subscribe", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions"),
-    *("failOnDataLoss", "filter", "leaseSeconds", "leaseBytes"),
+    *("failOnDataLoss", "filter", "leaseSeconds", "leaseBytes", "archive"),
 )
 TIMEOUT = 120.0  # seconds without progress before a task fails; ours: several times what a fail-over takes
 LEASE_SECONDS = 900.0  # ours: longer than the restart of a driver takes
@@ -94,6 +94,7 @@ class ReadOptions(ConnectOptions, frozen=True, kw_only=True):
     filter: str = ""
     lease_seconds: float = LEASE_SECONDS
     lease_bytes: int = BYTES
+    archive: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
@@ -117,7 +118,16 @@ class ReadOptions(ConnectOptions, frozen=True, kw_only=True):
             filter=given.get("filter", ""),
             lease_seconds=_positive(given, "leaseSeconds", LEASE_SECONDS),
             lease_bytes=_count(given, "leaseBytes") or BYTES,
+            archive=_archive(given, streaming),
         )
+
+
+def _archive(given: Mapping[str, str], streaming: bool | None) -> bool:
+    """Collected rows too, with what they collect and come from, and what is covered: for streaming queries."""
+    wanted = flag(given, "archive", default=False)
+    if wanted and (streaming is False or "filter" in given):
+        raise BadInput("option 'archive' is for streaming queries without a filter: it is what a lake is made from")
+    return wanted
 
 
 def _streams(given: Mapping[str, str]) -> dict[str, Any]:

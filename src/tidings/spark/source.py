@@ -37,7 +37,7 @@ from tidings.core.errors import BadInput
 from tidings.core.filters import SYSTEM, AttrType, parse, parse_attributes
 from tidings.core.ids import FIRST, StreamId
 from tidings.core.rows import ArrowRows
-from tidings.spark.columns import FIXED, Columns, attributes_of
+from tidings.spark.columns import FIXED, KEPT, Columns, attributes_of
 from tidings.spark.options import EARLIEST, LATEST, Offsets, ReadOptions
 
 log = logging.getLogger("tidings.spark")
@@ -61,6 +61,7 @@ SPARK_TYPES: dict[AttrType, spark_types.DataType] = {
 FIXED_TYPES = {"seq": AttrType.BIGINT, "pub_seq": AttrType.BIGINT, "published_at": AttrType.TIMESTAMP} | dict.fromkeys(
     ("key", "payload"), AttrType.BINARY
 )
+FIXED_TYPES |= dict.fromkeys(("before", "_session", "_tick"), AttrType.BIGINT)
 
 
 class DataLoss(TidingsError):
@@ -108,7 +109,8 @@ def schema_of(options: ReadOptions) -> StructType:
     attributes = attributes_of({stream.name: stream.attrs for stream in streams.values()})
     if options.filter:
         parse(options.filter, attributes)  # `BadFilter` says where it is wrong
-    fields = [StructField(name, SPARK_TYPES[FIXED_TYPES.get(name, AttrType.STRING)]) for name in FIXED]
+    names = [*FIXED, *(KEPT if options.archive else ())]
+    fields = [StructField(name, SPARK_TYPES[FIXED_TYPES.get(name, AttrType.STRING)]) for name in names]
     return StructType([*fields, *[StructField(name, SPARK_TYPES[kind]) for name, kind in attributes.items()]])
 
 
@@ -172,7 +174,7 @@ def shares(lags: Mapping[StreamId, int], limit: int) -> dict[StreamId, int]:
 
 def batches(options: ReadOptions, schema: StructType, part: Range, *, renew: bool) -> Iterator[pa.RecordBatch]:
     """The rows of a range; ``renew``: nobody else renews the lease while they are read."""
-    columns = Columns(to_arrow_schema(schema, timezone="UTC"))
+    columns = Columns(to_arrow_schema(schema, timezone="UTC"), archive=options.archive)
     settings: dict[str, Any] = {"asof": part.asof, "replica": part.replica}
     with connect(options) as connection:
         if options.filter:
@@ -186,6 +188,8 @@ def batches(options: ReadOptions, schema: StructType, part: Range, *, renew: boo
                         judge(span, options)
                         if span.count and isinstance(span.span.rows, ArrowRows):
                             yield columns.batch(part.stream, span.span.rows)
+                if options.archive:
+                    yield columns.coverage(part.stream, part.lo, part.hi, max(part.asof, part.lo))
         except AsofGone as gone:
             forgotten(part, gone)
         except TimeoutError:
@@ -230,12 +234,11 @@ def resumed(connection: sync.Connection, stream: StreamId, name: str, options: R
         return None
 
 
-def granted(connection: sync.Connection, stream: StreamId, options: ReadOptions) -> sync.Lease:
-    """A new lease, as of the end of the stream."""
+def granted(connection: sync.Connection, stream: StreamId, options: ReadOptions, asof: int = 0) -> sync.Lease:
+    """A new lease, as of the end of the stream, or of less while another lease keeps that."""
     name = f"spark-{secrets.token_hex(8)}"
-    return connection.lease(stream, name=name, ttl=options.lease_seconds, bytes=options.lease_bytes).open(
-        options.timeout
-    )
+    wanted = connection.lease(stream, asof=asof, name=name, ttl=options.lease_seconds, bytes=options.lease_bytes)
+    return wanted.open(options.timeout)
 
 
 class BatchReader(DataSourceReader):
@@ -309,9 +312,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         end = {name: at | {"from": at["seq"]} for name, at in start.items()}
         for name, info in streams.items():
-            lease = self._lease(name, start.get(name, {}).get("lease", ""))
             lo = start.get(name, {}).get("seq", FIRST)
-            asof = max(info.horizon, lease.asof)
+            lease = self._lease(name, start.get(name, {}).get("lease", ""), lo if self.options.archive else 0)
+            asof = max(lo if self.options.archive else info.horizon, lease.asof)
             end[name] = {"from": lo, "seq": lo + steps[name], "asof": asof, "lease": lease.name}
             self._reached[name] = lo + steps[name]
         return end
@@ -331,12 +334,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plan(start, end, self.options.min_partitions)
 
     def commit(self, end: Offset) -> None:
-        """Nothing is read again as of less than this."""
+        """Nothing is read again as of less than this; what an archive reads next, it reads as it was published."""
         for name, at in end.items():
             lease = self._leases.get(name)
-            if lease is not None and at["asof"] > lease.asof:
+            asof = at["seq"] if self.options.archive else at["asof"]
+            if lease is not None and asof > lease.asof:
                 try:
-                    lease.move(at["asof"], self.options.timeout)
+                    lease.move(asof, self.options.timeout)
                 except (LeaseExpired, TimeoutError) as error:
                     log.warning("the lease of %s was not moved: %s", name, error)
 
@@ -355,7 +359,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connection.open()
         return self._connection
 
-    def _lease(self, stream: StreamId, known: str) -> sync.Lease:
+    def _lease(self, stream: StreamId, known: str, asof: int = 0) -> sync.Lease:
         """The lease of a stream: the one that is held, the one in the checkpoint, or a new one."""
         lease = self._leases.get(stream)
         if lease is None and known:
@@ -367,7 +371,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 log.warning("%s", error)
                 lease = None
         if lease is None:
-            lease = granted(self._link, stream, self.options)
+            lease = granted(self._link, stream, self.options, asof)
         self._leases[stream] = lease
         return lease
 
