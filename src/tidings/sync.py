@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
@@ -24,9 +24,15 @@ import pyarrow as pa
 from tidings.client import connection
 from tidings.client.errors import Closed, Full
 from tidings.client.events import Ack, Event, Reason, Rows, StreamInfo
+from tidings.client.leasing import Lease as AsyncLease
 from tidings.client.packing import PENDING, Attrs
+from tidings.client.reading import Reading as AsyncReading
+from tidings.client.sinks import Part as AsyncPart
+from tidings.client.sinks import Sink as AsyncSink
 from tidings.client.subscription import Subscription as AsyncSubscription
 from tidings.net.loop import loop_factory
+from tidings.protocols.catalog import Description
+from tidings.protocols.sinks import Attempt
 
 T = TypeVar("T")
 
@@ -195,13 +201,29 @@ class Connection:
         """Events of one or several streams; options as for the asynchronous `subscribe`."""
         return Subscription(self, self._async.subscribe(stream, *more, **options))
 
+    def read(self, stream: str, lo: int, hi: int, **options: Any) -> Reading:
+        """Exactly the rows of [lo, hi) as of a number; options asof, where, replica as for the asynchronous `read`."""
+        return Reading(self, self._async.read(stream, lo, hi, **options))
+
+    def lease(self, stream: str, **options: Any) -> Lease:
+        """Keep rows readable as of a number; options asof, name, ttl, bytes, resume as for the asynchronous `lease`."""
+        return Lease(self, self._async.lease(stream, **options))
+
+    def sink(self, stream: str, *, timeout: float | None = None, **options: Any) -> Sink:
+        """One batch of a writer; options as for the asynchronous `sink`. A call that takes longer is given up."""
+        return Sink(self, self._async.sink(stream, **options), timeout)
+
+    def describe(self, region: str = "") -> Description:
+        """What is there, as a replica of the own region tells it, or the one of another region that knows most."""
+        return self._call(self._async.describe(region))
+
     def why(self, stream: str, seq: int) -> Reason:
         """What has become of a number."""
         return self._call(self._async.why(stream, seq))
 
-    def streams(self) -> list[StreamInfo]:
-        """All streams, and how they stand."""
-        return self._call(self._async.streams())
+    def streams(self, pattern: str = "") -> list[StreamInfo]:
+        """All streams (whose whole name matches a regular expression), and how they stand."""
+        return self._call(self._async.streams(pattern))
 
     def stream(self, name: str) -> StreamInfo:
         """One stream, and how it stands."""
@@ -232,6 +254,128 @@ class Connection:
     def client_id(self) -> str:
         """The id it publishes under."""
         return self._async.client_id
+
+
+class Sink:
+    """One batch of a writer, for blocking code."""
+
+    def __init__(self, connection: Connection, sink: AsyncSink, timeout: float | None) -> None:
+        self._connection = connection
+        self._sink = sink
+        self._timeout = timeout
+
+    def part(self, partition: int) -> Part:
+        """A new attempt at one partition."""
+        return Part(self._connection, self._sink.part(partition), self._timeout)
+
+    def commit(self, parts: Sequence[Attempt]) -> Ack | None:
+        """Publish what these parts have staged."""
+        return self._connection._call(self._sink.commit(parts), self._timeout)
+
+    def abort(self) -> None:
+        """Drop what this run has staged."""
+        self._connection._call(self._sink.abort(), self._timeout)
+
+
+class Part:
+    """One attempt at a partition, for blocking code."""
+
+    def __init__(self, connection: Connection, part: AsyncPart, timeout: float | None) -> None:
+        self._connection = connection
+        self._part = part
+        self._timeout = timeout
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        """Stage rows."""
+        self._connection._call(self._part.put(batch), self._timeout)
+
+    def finish(self) -> Attempt:
+        """Wait until everything is staged."""
+        return self._connection._call(self._part.finish(), self._timeout)
+
+
+class Lease:
+    """A lease for blocking code: ``with`` (or `open`) waits for it. It is renewed in the background."""
+
+    def __init__(self, connection: Connection, opening: connection.LeaseOpening) -> None:
+        self._connection = connection
+        self._opening = opening
+        self._lease: AsyncLease | None = None
+
+    def open(self, timeout: float | None = None) -> Lease:
+        """Wait for it; raises `LeaseExpired`, or `TimeoutError` if nobody answers in time."""
+        self._lease = self._connection._call(self._opening.open(), timeout)
+        return self
+
+    def __enter__(self) -> Lease:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    @property
+    def asof(self) -> int:
+        """Rows can be read as of this number, and later ones."""
+        return self._held.asof
+
+    @property
+    def name(self) -> str:
+        """By which it can be resumed."""
+        return self._held.name
+
+    def move(self, asof: int, timeout: float | None = None) -> None:
+        """Rows are needed as of this number and later ones only."""
+        self._connection._call(self._held.move(asof), timeout)
+
+    def check(self) -> None:
+        """Raise `LeaseExpired` if it is over."""
+        self._held.check()
+
+    def release(self) -> None:
+        """It is needed no longer."""
+        self._connection._call(_called(self._held.release))
+
+    def leave(self) -> None:
+        """Renew it no longer, but let it be: somebody may resume it before it expires."""
+        self._connection._call(_called(self._held.leave))
+
+    @property
+    def _held(self) -> AsyncLease:
+        if self._lease is None:
+            raise Closed("the lease is not open; use with t.lease(...)")
+        return self._lease
+
+
+async def _called(call: Callable[[], None]) -> None:
+    call()
+
+
+class Reading:
+    """A read for blocking code: ``with`` opens it, ``for`` takes rows, a span at a time."""
+
+    def __init__(self, connection: Connection, reading: AsyncReading) -> None:
+        self._connection = connection
+        self._reading = reading
+
+    def __enter__(self) -> Reading:
+        self._connection._call(self._reading.open())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection._loop is not None:
+            self._connection._call(self._reading.close())
+
+    def __iter__(self) -> Iterator[Rows]:
+        while spans := self.take():
+            yield from spans
+
+    def take(self, timeout: float | None = None) -> list[Rows]:
+        """The next spans, as many as are there; empty at the end. Raises `TimeoutError` if none comes in time."""
+        return self._connection._call(self._reading.take(), timeout)
 
 
 class Subscription:

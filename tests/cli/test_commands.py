@@ -76,12 +76,12 @@ def test_check_prints_the_command_that_replays_a_violation(lab: Any) -> None:
         "hours_simulated": 0.5,
     }
     asked: list[Any] = []
-    lab("campaign", run=lambda *arguments: asked.append(arguments) or campaign)
+    lab("fleet", run=lambda *arguments: asked.append(arguments) or campaign)
     result = run("check", "sprinkler", "--seeds", "3..6", "--jobs", "1")
     assert result.exit_code == 3
     assert replay in result.stdout
     assert "never reached: retransmission" in result.stdout
-    assert asked == [("sprinkler", range(3, 6), None, 1)]
+    assert asked == [("sprinkler", range(3, 6), None, 1, None, Path("build/ledger"))]
 
 
 @pytest.mark.parametrize(("broken", "code"), [([], 0), (["planted off-by-one escaped"], 3)])
@@ -97,7 +97,7 @@ def test_check_mutants_is_exit_code_3_when_something_does_not_hold(lab: Any, bro
 def test_lab_run_is_exit_code_3_when_a_claim_differs(lab: Any, tmp_path: Path, verdict: str, code: int) -> None:
     claim = {"id": "SP5", "statement": "s", "expected": 1, "measured": 2.5, "verdict": verdict, "why": "w"}
     found = {"experiment": "SP5", "claims": [claim], "figures": ["a.png"], "data": ["a.parquet"]}
-    lab("experiments", run=lambda name, scale, out, progress: found)
+    lab("experiments", run=lambda name, scale, out, master, progress: found)
     result = run("lab", "run", "SP5", "--out", str(tmp_path))
     assert result.exit_code == code
     assert "a.png" in result.stdout

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from tidings.core.errors import BadInput
-from tidings.lab import experiments, link_cut
+from tidings.lab import experiments, link_cut, study
 from tidings.lab.claims import Claim, Findings
 from tidings.lab.link_cut import BIN, REGIONS, STREAM, Latency, Observed, Rates, Receipts, Silence, Timeline
+from tidings.lab.study import Study
 from tidings.sim.scenario import Cut, Heal, Kill, Restart, load
 
 TIME = Timeline(cut=19.0, kill=30.0, restart=35.0, repair=41.0, end=60.0, period=1.0)
@@ -225,23 +226,26 @@ def test_a_machine_that_raises_is_not_measured(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def studied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The scales at which a study ran that stands in for the real one."""
-    ran: list[str] = []
+def studied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Which studies ran, at which scale; one that is not the link cut finds nothing."""
+    ran: list[tuple[str, str]] = []
 
-    def study(scale: str, out: Path, progress: Any) -> Findings:
-        ran.append(scale)
+    def run(studies: Sequence[Study], scale: str, out: Path, master: str, progress: Any) -> dict[str, Findings]:
+        ran.extend((each.name, scale) for each in studies)
         claims = [Claim("SP5.dip", "s", "e", "m", True), Claim("SP6.peak", "s", "e", "m", False, "w")]
-        return Findings(claims, {"SP5": ["5.png"], "SP6": ["6.png"]}, {"SP5": [], "SP6": ["6.parquet"]})
+        figures, data = {"SP5": ["5.png"], "SP6": ["6.png"]}, {"SP5": [], "SP6": ["6.parquet"]}
+        found = Findings(claims, figures, data)
+        return {each.name: found if each.name == "link-cut" else Findings([]) for each in studies}
 
-    for name, each in experiments.EXPERIMENTS.items():
-        monkeypatch.setitem(experiments.EXPERIMENTS, name, replace(each, study=study))
+    monkeypatch.setattr(study, "run", run)
     return ran
 
 
-def test_a_paper_is_all_its_experiments_and_a_shared_study_runs_once(studied: list[str], tmp_path: Path) -> None:
+def test_a_paper_is_all_its_experiments_and_a_shared_study_runs_once(
+    studied: list[tuple[str, str]], tmp_path: Path
+) -> None:
     found = experiments.run("sprinkler", "quick", tmp_path / "new")
-    assert studied == ["quick"]
+    assert sorted(studied) == sorted((name, "quick") for name in experiments.STUDIES)
     assert [(claim["id"], claim["verdict"]) for claim in found["claims"]] == [
         ("SP5.dip", "holds"),
         ("SP6.peak", "differs"),
@@ -249,14 +253,15 @@ def test_a_paper_is_all_its_experiments_and_a_shared_study_runs_once(studied: li
     assert (found["figures"], found["data"]) == (["5.png", "6.png"], ["6.parquet"])
 
 
-def test_an_experiment_reports_its_own_claims_only(studied: list[str], tmp_path: Path) -> None:
+def test_an_experiment_reports_its_own_claims_only(studied: list[tuple[str, str]], tmp_path: Path) -> None:
     found = experiments.run("SP5", "full", tmp_path)
     assert [claim["id"] for claim in found["claims"]] == ["SP5.dip"]
+    assert studied == [("link-cut", "full")]
     assert (found["experiment"], found["scale"], found["figures"]) == ("SP5", "full", ["5.png"])
 
 
 def test_an_unknown_experiment_is_answered_with_what_exists(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"'SP99': must be one of SP5, SP6, sprinkler"):
+    with pytest.raises(BadInput, match=r"'SP99': must be one of SP3, SP4, SP5, .*sprinkler"):
         experiments.run("SP99", "quick", tmp_path)
     with pytest.raises(BadInput, match="must be one of quick, full"):
         experiments.run("SP5", "huge", tmp_path)

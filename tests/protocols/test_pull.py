@@ -208,7 +208,7 @@ def test_what_comes_unasked_is_held_and_what_is_before_it_comes_from_the_proxy()
     client.hears("a", offer(5))
     client.hears("a", know(span(1, 5)))
     assert client.hears("b", know(span(8, 12))) == []
-    assert Send("tail", want(5, 8)) in client.ticks(FallbackTick("s", 1), now=0.2)
+    assert Send("tail", want(5, 8)) in client.ticks(FallbackTick("s", 1), now=0.1)
     assert client.hears("tail", know(span(5, 8), horizon=12)) == [Deliver(span(5, 8)), Deliver(span(8, 12))]
 
 
@@ -241,6 +241,22 @@ def test_the_time_without_progress_starts_when_something_is_missing() -> None:
     assert isinstance(timer, SetTimer) and timer.delay == pytest.approx(0.09)
 
 
+def test_a_client_that_runs_late_lets_answers_be_read_before_it_asks_the_proxy_too() -> None:
+    client = Client()
+    client.hears("a", offer(5), now=1.0)
+    (timer,) = client.ticks(FallbackTick("s", 1), now=1.5)  # 0.4 s late: so, perhaps, is the answer
+    assert isinstance(timer, SetTimer) and timer.delay == pytest.approx(0.4)
+    assert client.hears("a", know(span(1, 5)), now=1.5) and client.horizons == {"s": 5}
+    assert client.ticks(FallbackTick("s", 2), now=1.9) == ()
+
+
+def test_a_client_that_runs_late_asks_the_proxy_all_the_same_in_the_end() -> None:
+    client = Client()
+    client.hears("a", offer(5), now=1.0)
+    client.ticks(FallbackTick("s", 1), now=2.0)
+    assert Send("tail", want(1, 5)) in client.ticks(FallbackTick("s", 2), now=4.0)  # 0.9 and 1.9 s late
+
+
 def test_a_stale_fallback_timer_is_ignored() -> None:
     client = Client()
     client.hears("a", offer(5))
@@ -271,12 +287,13 @@ def test_only_one_request_to_the_proxy_is_outstanding_and_the_next_goes_to_the_n
 def test_an_answer_of_the_proxy_restores_the_patience_with_it() -> None:
     client = Client()
     client.hears("a", offer(5))
-    client.ticks(FallbackTick("s", 1), now=0.1)
-    client.ticks(FallbackTick("s", 2), now=1.1)
-    client.hears("head", know(span(1, 5)), now=1.2)
-    client.hears("a", offer(9), now=2.0)
-    assert Send("head", want(5, 9)) in client.ticks(FallbackTick("s", 3), now=2.1)
-    assert Send("tail", want(5, 9)) in client.ticks(FallbackTick("s", 4), now=3.1)
+    for tick in range(1, 12):  # the tail does not answer for a second, then the head is asked
+        sent = client.ticks(FallbackTick("s", tick), now=0.1 * tick)
+    assert Send("head", want(1, 5)) in sent
+    client.hears("head", know(span(1, 5)), now=1.15)
+    client.hears("a", offer(9), now=1.15)
+    sent = [each for tick in range(12, 25) for each in client.ticks(FallbackTick("s", tick), now=0.1 * tick)]
+    assert [each.to for each in sent if isinstance(each, Send)] == ["head", "tail"]  # a second apart, as before
 
 
 def test_a_request_to_the_proxy_stays_outstanding_when_a_peer_is_faster() -> None:

@@ -229,6 +229,12 @@ def messages(effects: Effects) -> list[tuple[NodeId, Any]]:
     return [(effect.to, effect.message) for effect in effects if isinstance(effect, Send)]
 
 
+def watch(client: Subscriber, begin: float, end: float) -> list[tuple[float, NodeId, Any]]:
+    """Let a subscriber's timer run out every 0.2 s; what it sends, and when."""
+    times = [round(begin + 0.2 * step, 1) for step in range(round((end - begin) / 0.2) + 1)]
+    return [(at, *sent) for at in times if at <= end for sent in messages(client.handle(at, Expired(FollowTick())))]
+
+
 def test_a_subscriber_delivers_the_next_span_at_its_horizon_and_nothing_else() -> None:
     client = subscriber()
     assert delivered(client.handle(0.1, Received("head", feed(1, span(1, "a", "b"))))) == [1, 2]
@@ -252,15 +258,72 @@ def test_a_sign_of_life_shows_that_something_was_lost() -> None:
 def test_a_replica_that_is_silent_or_lost_is_left_for_the_next_at_the_own_horizon() -> None:
     client = subscriber()
     client.handle(0.1, Received("head", feed(1, span(1, "a"))))
-    assert messages(client.handle(2.2, Expired(FollowTick()))) == [("middle", Follow(1, "s", 2))]
+    assert watch(client, 0.2, 2.3) == [(2.2, "middle", Follow(1, "s", 2))]
     assert messages(client.handle(2.3, Lost("middle"))) == [("tail", Follow(1, "s", 2))]
     assert client.handle(2.3, Lost("head")) == ()  # of no interest any more
 
 
 def test_a_replica_that_was_left_is_told_so() -> None:
     client = subscriber()
-    client.handle(2.2, Expired(FollowTick()))
+    watch(client, 0.0, 2.3)
+    client.handle(2.3, Received("middle", feed(1)))
     assert messages(client.handle(2.3, Received("head", feed(1, span(1, "a"))))) == [("head", Unfollow(1))]
+
+
+def test_a_late_answer_counts_while_nobody_else_has_given_one() -> None:
+    client = subscriber()
+    client.handle(0.1, Received("head", feed(1, span(1, "a"))))
+    assert messages(client.handle(0.2, Lost("head"))) == [("middle", Follow(1, "s", 2))]
+    assert watch(client, 0.2, 0.9) == [(0.8, "tail", Follow(1, "s", 2))]  # the middle is slow, not gone
+    assert delivered(client.handle(0.9, Received("middle", feed(2, span(2, "b"))))) == [2]
+    assert delivered(client.handle(1.0, Received("middle", feed(3, span(3, "c"))))) == [3]
+    assert messages(client.handle(1.1, Received("tail", feed(2, span(2, "b"))))) == [("tail", Unfollow(1))]
+
+
+def test_however_slow_all_replicas_are_a_subscriber_gets_on() -> None:
+    """Each answer takes longer than it waits for one: with answers thrown away it would ask in a circle for ever."""
+    client = subscriber()
+    client.handle(0.0, Received("head", feed(1, span(1, "a"))))
+    under_way = [(2.5, to, ask) for to, ask in messages(client.handle(0.0, Lost("head")))]
+    for step in range(1, 200):
+        now = round(0.1 * step, 1)
+        if step % 2 == 0:
+            under_way += [(now + 2.5, to, ask) for _, to, ask in watch(client, now, now)]
+        for due, to, ask in [each for each in under_way if each[0] <= now]:
+            under_way.remove((due, to, ask))
+            if isinstance(ask, Follow) and to != "head":
+                client.handle(now, Received(to, feed(ask.lo, span(ask.lo, "x"))))
+    assert client.horizon is not None and client.horizon > 2
+
+
+def test_the_pauses_between_replicas_that_do_not_answer_grow() -> None:
+    client = subscriber()
+    client.handle(0.0, Lost("head"))
+    asked = watch(client, 0.0, 8.0)
+    assert [(at, to) for at, to, _ in asked] == [(0.6, "tail"), (2.8, "head"), (5.0, "middle"), (7.2, "tail")]
+
+
+def test_who_has_slept_does_not_take_its_own_absence_for_silence() -> None:
+    client = subscriber()
+    client.handle(0.1, Received("head", feed(1, span(1, "a"))))
+    assert messages(client.handle(5.0, Expired(FollowTick()))) == []
+    assert delivered(client.handle(5.0, Received("head", feed(2, span(2, "b"))))) == [2]
+    assert watch(client, 5.2, 7.0) == []
+
+
+def test_a_replica_that_remembers_an_older_position_is_asked_again() -> None:
+    client = subscriber()
+    client.handle(0.1, Received("head", feed(1, span(1, "a", "b", "c"))))
+    effects = client.handle(0.2, Received("head", feed(2)))
+    assert messages(effects) == [("head", Follow(1, "s", 4))]
+
+
+def test_a_subscriber_leaves_a_replica_that_is_out_of_the_chain_at_once() -> None:
+    client = subscriber()
+    client.handle(0.1, Received("head", feed(1, span(1, "a"))))
+    moved = client.handle(0.2, Learn(Membership("r", 2, ("middle", "tail"))))
+    assert [message for _, message in messages(moved)] == [Follow(1, "s", 2)]
+    assert messages(client.handle(0.3, Received("head", feed(2, span(2, "b"))))) == [("head", Unfollow(1))]
 
 
 def test_a_subscriber_to_the_end_begins_where_the_replica_says() -> None:

@@ -2,6 +2,7 @@
 
 from tidings.check.invariants import (
     ALL_INVARIANTS,
+    Fault,
     Invariant,
     Violation,
     acknowledged,
@@ -24,6 +25,7 @@ __all__ = [
     "GAUGE",
     "LOG",
     "PUBLISHED",
+    "Fault",
     "Invariant",
     "LogEvent",
     "Trace",

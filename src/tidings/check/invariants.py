@@ -15,15 +15,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidings.check.survivors import Expected, Ints, Mask, Survivors, codes, hashes, ints, valid
+from tidings.check.survivors import Expected, Ints, Mask, Passing, Survivors, codes, hashes, ints, passing, valid
 from tidings.check.tables import ALIVE, LogEvent, Trace
+from tidings.core.filters import parse, parse_attributes
 from tidings.core.ids import FIRST, NEVER, StreamId
+
+
+class Fault(StrEnum):
+    """What can be wrong with a delivery, in a word."""
+
+    MISSING = "missing"  # a row that survives was not handed over
+    TWICE = "twice"
+    DISORDER = "out of order"
+    WRONG = "wrong row"  # other content, or a row that had been collected
+    GAP = "unexplained gap"  # numbers that no receipt tells of
+    UNPUBLISHED = "never published"
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,7 @@ class Violation:
     invariant: str
     where: Mapping[str, Any]
     detail: str
+    fault: Fault | None = None  # of a delivery
 
 
 Invariant: TypeAlias = Callable[[Trace], list[Violation]]
@@ -44,23 +58,25 @@ _RECEIPT = ("subscriber", "incarnation", "n", "stream", "lo", "hi", "asof")
 def integrity(trace: Trace) -> list[Violation]:
     """What is delivered was committed, and what is committed was sent, with exactly that content."""
     found = []
-    for events, receipts, stream, expected in _judged(trace):
-        unsent = valid(events, "seq") & ~valid(events, "publisher")
+    for _, events, _ in _streams(trace):
+        unsent = valid(events, "seq") & ~valid(events, "publisher") & ~valid(events, "gone")
         found += _at("integrity", events, _EVENT, unsent, "committed, but no publisher sent it")
         found += _at("integrity", events, _EVENT, _altered(events), "committed with other content than was sent")
         committed = events.filter(events["seq"].is_valid())
         seq = ints(committed, "seq")
         shared = seq < _reached(np.zeros_like(seq), seq, seq + ints(committed, "count"))
         found += _at("integrity", committed, _EVENT, shared, "its number was given to another event, too")
-
+    for receipts, stream, expected, comparable in judged(trace):
         ahead, early = expected.unknown > 0, ints(receipts, "asof") > stream.end
         end = f"the stream ends at {stream.end}"
         detail = "{k} numbers were never committed; " + end
-        found += _at("integrity", receipts, _RECEIPT, ahead, detail, k=expected.unknown)
-        found += _at("integrity", receipts, _RECEIPT, early, "collected by what was never committed; " + end)
-        other = (ints(receipts, "rows") == expected.rows) & _unfiltered(receipts) & ~ahead
+        found += _at("integrity", receipts, _RECEIPT, ahead, detail, Fault.UNPUBLISHED, k=expected.unknown)
+        detail = "collected by what was never committed; " + end
+        found += _at("integrity", receipts, _RECEIPT, early & ~ahead, detail, Fault.UNPUBLISHED)
+        other = (ints(receipts, "rows") == expected.rows) & comparable & ~ahead
         other &= expected.hashed & valid(receipts, "hash_sum") & (hashes(receipts, "hash_sum") != expected.hash_sum)
-        found += _at("integrity", receipts, _RECEIPT, other, "its rows are not those that were sent and survive")
+        detail = "its rows are not those that were sent and survive"
+        found += _at("integrity", receipts, _RECEIPT, other, detail, Fault.WRONG)
     return found
 
 
@@ -69,10 +85,10 @@ def no_duplication(trace: Trace) -> list[Violation]:
     receipts = trace.delivered
     lo, hi, rows = ints(receipts, "lo"), ints(receipts, "hi"), ints(receipts, "rows")
     reached = _reached(codes(receipts, "subscriber", "incarnation", "stream"), lo, hi)
-    found = _at("no_duplication", receipts, _RECEIPT, lo < reached, "all below {end} came before", end=reached)
-    found += _at(
-        "no_duplication", receipts, _RECEIPT, rows > hi - lo, "{rows} rows are more than its numbers", rows=rows
-    )
+    twice, detail = lo < reached, "all below {end} came before"
+    found = _at("no_duplication", receipts, _RECEIPT, twice, detail, Fault.TWICE, end=reached)
+    twice, detail = rows > hi - lo, "{rows} rows are more than its numbers"
+    found += _at("no_duplication", receipts, _RECEIPT, twice, detail, Fault.TWICE, rows=rows)
     events = _sent(trace)
     number, count = ints(events, "number"), ints(events, "count")
     repeated = number < _reached(codes(events, "stream", "publisher", "session"), number, number + count)
@@ -97,7 +113,7 @@ def order(trace: Trace) -> list[Violation]:
     seq, stream, tick = ints(ticked, "seq"), codes(ticked, "stream"), ints(ticked, "tick")
     early = _descends(np.lexsort((seq, stream)), stream, tick)
     return [
-        *_at("order", receipts, _RECEIPT, back, "does not lead upwards"),
+        *_at("order", receipts, _RECEIPT, back, "does not lead upwards", Fault.DISORDER),
         *_at("order", events, _EVENT, overtaken, "committed before an earlier event of its publisher"),
         *_at("order", ticked, _EVENT, early, "its tick is below that of an earlier number"),
     ]
@@ -105,28 +121,35 @@ def order(trace: Trace) -> list[Violation]:
 
 def completeness(trace: Trace) -> list[Violation]:
     """From its first receipt on a subscriber is told of every number, and no row is missing without a collector."""
-    receipts = trace.delivered
+    return [*gaps(trace.delivered), *missing(trace)]
+
+
+def gaps(receipts: pa.Table) -> list[Violation]:
+    """Numbers between the receipts of an incarnation that none of them tells of."""
     lo, hi = ints(receipts, "lo"), ints(receipts, "hi")
     reached = _reached(codes(receipts, "subscriber", "incarnation", "stream"), lo, hi)
-    found = _at("completeness", receipts, _RECEIPT, lo > reached, "nothing covers {end} to {lo}", end=reached, lo=lo)
-    for _, receipts, _, expected in _judged(trace):
+    detail = "nothing covers {end} to {lo}"
+    return _at("completeness", receipts, _RECEIPT, lo > reached, detail, Fault.GAP, end=reached, lo=lo)
+
+
+def missing(trace: Trace) -> list[Violation]:
+    """Receipts with fewer rows than survive."""
+    found = []
+    for receipts, _, expected, comparable in judged(trace):
         rows, want = ints(receipts, "rows"), expected.rows
-        missing = (rows < want) & _unfiltered(receipts)
-        found += _at(
-            "completeness", receipts, _RECEIPT, missing, "{rows} rows, but {want} survive", rows=rows, want=want
-        )
+        fewer, detail = (rows < want) & comparable, "{rows} rows, but {want} survive"
+        found += _at("completeness", receipts, _RECEIPT, fewer, detail, Fault.MISSING, rows=rows, want=want)
     return found
 
 
 def finality(trace: Trace) -> list[Violation]:
     """What was collected below a receipt's asof is never delivered in it, to any subscriber."""
     found = []
-    for _, receipts, _, expected in _judged(trace):
+    for receipts, _, expected, _ in judged(trace):  # no filter lets through what is not there
         rows, want, numbers = ints(receipts, "rows"), expected.rows, ints(receipts, "hi") - ints(receipts, "lo")
-        undead = (rows > want) & (rows <= numbers) & (expected.unknown == 0)
-        found += _at(
-            "finality", receipts, _RECEIPT, undead, "{rows} rows, but only {want} survive", rows=rows, want=want
-        )
+        undead = (rows > want) & (rows <= numbers) & (expected.unknown == 0) & (expected.unsure == 0)
+        detail = "{rows} rows, but only {want} survive"
+        found += _at("finality", receipts, _RECEIPT, undead, detail, Fault.WRONG, rows=rows, want=want)
     return found
 
 
@@ -250,11 +273,23 @@ def _streams(trace: Trace) -> Iterator[tuple[StreamId, pa.Table, pa.Table]]:
         yield name, *(rows.filter(pc.equal(rows["stream"], name)) for rows in (trace.published, trace.delivered))
 
 
-def _judged(trace: Trace) -> Iterator[tuple[pa.Table, pa.Table, Survivors, Expected]]:
-    """Per stream: its events and receipts, what was committed, and what each receipt must contain."""
+def judged(trace: Trace) -> Iterator[tuple[pa.Table, Survivors, Expected, Mask]]:
+    """Per stream and lens: the receipts, what was committed, what each must contain, and of which that is known."""
     for name, events, receipts in _streams(trace):
-        stream = Survivors(events, trace.policies.get(name, "none"))
-        yield events, receipts, stream, stream.expect(*(ints(receipts, bound) for bound in ("lo", "hi", "asof")))
+        for lens in sorted(receipts["lens"].unique().to_pylist()):
+            seen = receipts.filter(pc.equal(receipts["lens"], lens))
+            filtered = _passing(trace, name, lens)
+            stream = Survivors(events, trace.policies.get(name, "none"), filtered)
+            expected = stream.expect(*(ints(seen, bound) for bound in ("lo", "hi", "asof")))
+            yield seen, stream, expected, (expected.unsure == 0) & (filtered is not None or not lens)
+
+
+def _passing(trace: Trace, stream: StreamId, lens: str) -> Passing | None:
+    """What a lens lets through; None of the one that is none, and where the attributes are not known."""
+    if not lens or stream not in trace.attributes:
+        return None
+    declared = parse_attributes(trace.attributes[stream])
+    return passing(parse(lens, declared), declared)
 
 
 def _sent(trace: Trace) -> pa.Table:
@@ -267,12 +302,6 @@ def _altered(events: pa.Table) -> Mask:
     known = valid(events, "hash") & valid(events, "committed_hash")
     known &= hashes(events, "hash") != hashes(events, "committed_hash")
     return known
-
-
-def _unfiltered(receipts: pa.Table) -> Mask:
-    """Which receipts are for all rows; of those through a filter only the filter knows how many pass."""
-    mask: Mask = pc.equal(receipts["lens"], "").to_numpy()
-    return mask
 
 
 def _alive(trace: Trace) -> dict[StreamId, dict[str, int]]:
@@ -326,7 +355,14 @@ def _reached(group: Ints, lo: Ints, hi: Ints) -> Ints:
 
 
 def _at(
-    invariant: str, rows: pa.Table, names: tuple[str, ...], found: Mask, detail: str, /, **values: Ints
+    invariant: str,
+    rows: pa.Table,
+    names: tuple[str, ...],
+    found: Mask,
+    detail: str,
+    fault: Fault | None = None,
+    /,
+    **values: Ints,
 ) -> list[Violation]:
     """One violation per row found, located by some of its columns; its own values fill in the detail."""
     return [
@@ -334,6 +370,7 @@ def _at(
             invariant,
             {name: rows[name][i].as_py() for name in names},
             detail.format(**{name: value[i] for name, value in values.items()}),
+            fault,
         )
         for i in np.flatnonzero(found).tolist()
     ]

@@ -12,11 +12,16 @@ Worked out from the published table alone and independently of `core.history`, w
   only its current level): about log2(end) numpy passes over victims and receipts, no Python loop over either.
 - The expected hash sum is counted the same way, modulo 2**64. A run of counted events has no hashes; a receipt that
   touches one is judged by its number of rows alone.
+- Of a number that is *gone* as of A it is known that an event below A collects it, and that this event, or one that
+  implies it and is still there, also collects whatever the gone one did. So receipts as of A or later can be judged
+  without it; how many gone numbers an earlier one depends on is its ``unsure``.
+- Through a filter only the rows that pass count; ``passing`` says which do.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidings.core.filters import from_json
+from tidings.core.filters import AttrType, Filter, from_json
 from tidings.core.hashing import row_hashes
 from tidings.core.ids import FIRST, NEVER
 from tidings.core.predicates import Predicate
@@ -34,6 +39,10 @@ from tidings.core.rows import DATA
 Ints: TypeAlias = NDArray[np.int64]
 Hashes: TypeAlias = NDArray[np.uint64]
 Mask: TypeAlias = NDArray[np.bool_]
+Passing: TypeAlias = Callable[[pa.Table], Mask]
+"""Which rows of a published table a subscriber is to be handed."""
+
+_FILTERED = ("key", "seq", "kind", "publisher")  # besides attributes, what a filter may name and the table says
 
 
 def ints(rows: pa.Table, name: str, null: int = -1) -> Ints:
@@ -76,12 +85,13 @@ class Expected:
     hash_sum: Hashes
     hashed: Mask  # whether hash_sum is known
     unknown: Ints  # how many of the receipt's numbers were never committed
+    unsure: Ints  # how many numbers decide about the receipt of which nothing is known: it cannot be judged
 
 
 class Survivors:
     """The committed numbers of one stream and what collects them."""
 
-    def __init__(self, published: pa.Table, policy: str) -> None:
+    def __init__(self, published: pa.Table, policy: str, passing: Passing | None = None) -> None:
         rows = published.filter(published["seq"].is_valid()).sort_by("seq")
         seq, count = ints(rows, "seq"), ints(rows, "count")
         if len(seq):  # where two events claim a number the first is believed; `integrity` reports it
@@ -91,8 +101,12 @@ class Survivors:
         self.end = int(seq[-1] + count[-1]) if len(seq) else FIRST
         self._numbers = prefix(count)
         known = valid(rows, "hash")
-        row = np.where(known, row_hashes(seq, hashes(rows, "hash")), np.uint64(0))
-        self._known, self._hashes = prefix(known.astype(np.int64)), prefix(row)
+        gone = valid(rows, "gone")
+        counts = np.ones(len(seq), np.bool_) if passing is None else passing(rows) | gone
+        row = np.where(known & counts, row_hashes(seq, hashes(rows, "hash")), np.uint64(0))
+        self._known, self._hashes = prefix((known | gone).astype(np.int64)), prefix(row)
+        self._counted = None if passing is None else prefix(counts.astype(np.int64))
+        self._gone, self._gone_at = seq[gone], ints(rows, "gone")[gone]
 
         before = valid(rows, "before")
         self._collectors = seq[before]
@@ -105,7 +119,8 @@ class Survivors:
             killers[victim] = seq[killer]
         if rows["where"].null_count < rows.num_rows:
             killers = np.minimum(killers, _first_predicates(rows))
-        victim = np.flatnonzero(killers < NEVER)
+        killers[gone] = self._gone_at - 1
+        victim = np.flatnonzero((killers < NEVER) & counts)
         self._victims, self._killers, self._victim_hashes = seq[victim], killers[victim], row[victim]
 
     def numbers(self, lo: Ints, hi: Ints) -> Ints:
@@ -114,10 +129,11 @@ class Survivors:
 
     def expect(self, lo: Ints, hi: Ints, asof: Ints) -> Expected:
         """The rows of each [lo, hi) that survive the collectors below its asof, counted and summed."""
-        unknown = hi - lo - self.numbers(lo, hi)
+        first, unknown = lo, hi - lo - self.numbers(lo, hi)
         lo = np.minimum(np.maximum(lo, self._reach[np.searchsorted(self._collectors, asof)]), hi)
         numbers = self.numbers(lo, hi)
         start, stop = np.searchsorted(self.seq, lo), np.searchsorted(self.seq, hi)
+        rows = numbers if self._counted is None else self._counted[stop] - self._counted[start]
         dead, dead_sum = dominated(
             self._killers,
             self._victim_hashes,
@@ -126,11 +142,19 @@ class Survivors:
             np.clip(asof, 0, self.end),
         )
         return Expected(
-            rows=numbers - dead,
+            rows=rows - dead,
             hash_sum=self._hashes[stop] - self._hashes[start] - dead_sum,
             hashed=self._known[stop] - self._known[start] == numbers,
             unknown=unknown,
+            unsure=self._unsure(first, hi, asof),
         )
+
+    def _unsure(self, lo: Ints, hi: Ints, asof: Ints) -> Ints:
+        """How many gone numbers in or behind each [lo, hi), below its asof, are known only as of a later one."""
+        left, right = np.searchsorted(self._gone, lo), np.searchsorted(self._gone, np.maximum(hi, asof))
+        no_weight = np.zeros(len(self._gone), np.uint64)
+        settled, _ = dominated(self._gone_at, no_weight, left, right, asof + 1)
+        return right - left - settled
 
     def _below(self, bound: Ints) -> Ints:
         """How many committed numbers lie below a bound, which may fall inside a run."""
@@ -139,6 +163,22 @@ class Survivors:
         run = np.maximum(np.searchsorted(self.seq, bound, side="right") - 1, 0)
         below: Ints = self._numbers[run] + np.clip(bound - self.seq[run], 0, self.count[run])
         return below
+
+
+def passing(lens: Filter, declared: Mapping[str, AttrType]) -> Passing | None:
+    """Which events a subscriber's filter lets through; None if that depends on what the table does not say."""
+    if not set(lens.columns) <= {*declared, *_FILTERED}:
+        return None
+    named = {name: kind for name, kind in declared.items() if name in lens.columns}
+    return lambda rows: lens.mask(pa.table({name: rows[name] for name in _FILTERED} | _attributes(rows, named)))
+
+
+def _attributes(rows: pa.Table, named: Mapping[str, AttrType]) -> dict[str, pa.Array]:
+    """Columns of attributes."""
+    if not named:
+        return {}
+    values: list[dict[str, Any]] = [json.loads(text) if text else {} for text in rows["attrs"].to_pylist()]
+    return {name: from_json([one.get(name) for one in values], kind) for name, kind in named.items()}
 
 
 def _same_key(rows: pa.Table) -> tuple[Ints, Ints]:
@@ -157,13 +197,10 @@ def _first_predicates(rows: pa.Table) -> Ints:
     seq, where = ints(rows, "seq"), rows["where"]
     single = (ints(rows, "kind") == DATA) & (ints(rows, "count") == 1)
     killers = np.full(len(seq), NEVER)
-    attributes: list[dict[str, Any]] = [json.loads(text) if text else {} for text in rows["attrs"].to_pylist()]
     for at in reversed(np.flatnonzero(valid(rows, "where")).tolist()):  # so that the first one is written last
         text = where[at].as_py()
         predicate = Predicate.read(text)
-        columns = {"seq": rows["seq"], "key": rows["key"]}
-        for name, kind in predicate.attributes.items():
-            columns[name] = from_json([one.get(name) for one in attributes], kind)
+        columns = {"seq": rows["seq"], "key": rows["key"]} | _attributes(rows, predicate.attributes)
         data = single & predicate.filter.mask(pa.table(columns))
         same: Mask = pc.equal(where, text).fill_null(False).to_numpy()
         killers[:at][(data | same)[:at]] = seq[at]

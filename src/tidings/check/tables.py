@@ -9,6 +9,7 @@
 
 A null says what is not known: ``seq`` (never committed), ``publisher`` (committed, but nobody sent it), ``acked_seq``
 (never acknowledged), ``hash``, ``committed_hash``, ``hash_sum``, ``tick`` (counted rows: content is not compared).
+A row with ``gone`` is a number that whoever kept the table came too late for; of it nothing else is known.
 Hashes are 64 unsigned bits kept as int64, because Spark has no unsigned type; `table` converts.
 """
 
@@ -45,6 +46,7 @@ PUBLISHED = pa.schema(
         ("committed_hash", pa.int64()),  # content as committed
         ("acked_seq", pa.int64()),  # what the publisher was told for the first event of the run
         ("acked_at", pa.float64()),
+        ("gone", pa.int64()),  # what it was is not known, only that an event below this number has collected it
     ]
 )
 DELIVERED = pa.schema(
@@ -116,13 +118,14 @@ def table(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Table:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What happened in a run, and the collection policy of each stream ("none" for a stream not named)."""
+    """What happened in a run, and the policy ("none" if it is not named) and attributes of each stream."""
 
     published: pa.Table = field(default_factory=PUBLISHED.empty_table)
     delivered: pa.Table = field(default_factory=DELIVERED.empty_table)
     log: pa.Table = field(default_factory=LOG.empty_table)
     gauge: pa.Table = field(default_factory=GAUGE.empty_table)
     policies: Mapping[StreamId, str] = field(default_factory=dict)
+    attributes: Mapping[StreamId, str] = field(default_factory=dict)  # as declared; filters of others are not judged
 
     def __post_init__(self) -> None:
         for name, schema in SCHEMAS.items():
@@ -137,14 +140,15 @@ class Trace:
         directory.mkdir(parents=True, exist_ok=True)
         for name in SCHEMAS:
             pq.write_table(getattr(self, name), directory / f"{name}.parquet")
-        (directory / "policies.json").write_text(json.dumps(dict(self.policies), sort_keys=True))
+        for name in ("policies", "attributes"):
+            (directory / f"{name}.json").write_text(json.dumps(dict(getattr(self, name)), sort_keys=True))
 
     @classmethod
     def read(cls, directory: Path) -> Trace:
         """Load what `write` stored."""
         try:
             tables = {name: pq.read_table(directory / f"{name}.parquet") for name in SCHEMAS}
-            policies = json.loads((directory / "policies.json").read_text())
+            said = {name: json.loads((directory / f"{name}.json").read_text()) for name in ("policies", "attributes")}
         except (OSError, ValueError) as why:  # ValueError: neither Parquet (ArrowInvalid) nor JSON
             raise BadInput(f"{directory} holds no readable trace: {why}") from why
-        return cls(**tables, policies=policies)
+        return cls(**tables, **said)

@@ -12,6 +12,8 @@ import sys
 import typer
 
 from tidings.cli import (
+    archive,
+    audit,
     bench,
     check,
     collect,
@@ -21,6 +23,7 @@ from tidings.cli import (
     fault,
     lab,
     pub,
+    replay,
     replica,
     serve,
     sim,
@@ -61,6 +64,9 @@ app.command("sub", epilog=sub.EXAMPLE)(sub.sub)
 app.command("collect", epilog=collect.EXAMPLE)(collect.collect)
 app.command("why", epilog=why.EXAMPLE)(why.why)
 app.add_typer(fault.app, name="fault")
+app.add_typer(archive.app, name="archive")
+app.command("replay", epilog=replay.EXAMPLE)(replay.replay)
+app.command("audit", epilog=audit.EXAMPLE)(audit.audit)
 app.command("sim", epilog=sim.EXAMPLE)(sim.sim)
 app.command("check", epilog=check.EXAMPLE)(check.check)
 app.add_typer(lab.app, name="lab")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from tidings.cli.output import BROKEN, Json, emit, progress, table
 
 EXAMPLE = "Example: tidings check sprinkler --seeds 0..500     (one seed again: --seeds 17..18)"
 CLUSTER_SEEDS = range(30)  # a seed of the cluster takes about fifteen seconds
+SPARK_SEEDS = range(6)  # one for each fault; a seed takes about a minute
 
 
 class Target(StrEnum):
@@ -20,6 +22,8 @@ class Target(StrEnum):
 
     sprinkler = "sprinkler"
     cluster = "cluster"
+    spark = "spark"
+    sink = "sink"
 
 
 def parse_seeds(text: str) -> range:
@@ -32,11 +36,17 @@ def parse_seeds(text: str) -> range:
 
 def check(
     target: Annotated[
-        Target, typer.Argument(help="A protocol to simulate, or a cluster of real processes.", show_default=False)
-    ],
+        Target | None,
+        typer.Argument(
+            help="A protocol to simulate, a cluster, or Spark that reads from one (spark) or writes to one (sink).",
+            show_default=False,
+        ),
+    ] = None,
     seeds: Annotated[
         range | None,
-        typer.Option(parser=parse_seeds, metavar="A..B", help="Seeds A to B-1; default 0..100, of the cluster 0..30."),
+        typer.Option(
+            parser=parse_seeds, metavar="A..B", help="Seeds A to B-1; default 0..100, cluster 0..30, spark 0..6."
+        ),
     ] = None,
     mutants: Annotated[bool, typer.Option("--mutants", help="Plant bugs and count which are caught.")] = False,
     power_cuts: Annotated[
@@ -44,12 +54,32 @@ def check(
         typer.Option("--power-cuts", min=1, help="Cluster: cut the power so many times instead.", show_default=False),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at once; default: one per core.")] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            help="Run seeds as tasks of this Spark, e.g. 'local[2]'; those in the ledger are not run again.",
+            show_default=False,
+        ),
+    ] = None,
+    ledger: Annotated[bool, typer.Option("--ledger", help="Sum up all seeds ever run instead.")] = False,
+    ledger_dir: Annotated[Path, typer.Option(help="Where outcomes are kept, as Parquet.")] = Path("build/ledger"),
     as_json: Json = False,
 ) -> None:
     """Break a protocol, or a cluster of real processes, with random faults and judge every trace.
 
     With --mutants the judges are judged: planted bugs must be caught.
     """
+    if ledger:
+        _ledger(ledger_dir, as_json)
+        return
+    if target is None:
+        raise typer.BadParameter(
+            "say what to check: sprinkler, cluster, spark or sink (or --ledger for all that has been checked)"
+        )
+    if mutants and target in (Target.spark, Target.sink):
+        raise typer.BadParameter("--mutants is for sprinkler and cluster")
+    if master is not None and (mutants or power_cuts is not None or target is not Target.sprinkler):
+        raise typer.BadParameter("--master is for seeds of a simulation")
     processes = jobs or os.cpu_count() or 1
     if mutants and seeds is not None:
         raise typer.BadParameter("--mutants chooses its own seeds: leave out --seeds")
@@ -59,37 +89,85 @@ def check(
         _power_cuts(power_cuts, (seeds or range(1)).start, as_json)
     elif mutants:
         _mutants(target.value, processes, as_json)
+    elif target is Target.sink:
+        _sink(seeds or range(1), as_json)
     elif target is Target.cluster:
-        _campaign(target.value, seeds or CLUSTER_SEEDS, 1, as_json)
+        _campaign(target.value, seeds or CLUSTER_SEEDS, 1, None, ledger_dir, as_json)
+    elif target is Target.spark:
+        _copies(seeds or SPARK_SEEDS, as_json)
     else:
-        _campaign(target.value, seeds or range(100), processes, as_json)
+        _campaign(target.value, seeds or range(100), processes, master, ledger_dir, as_json)
 
 
-def _campaign(target: str, seeds: range, jobs: int, as_json: bool) -> None:
-    from tidings.lab import campaign
+def _copies(seeds: range, as_json: bool) -> None:
+    """Exactly once from a stream to Parquet."""
+    from tidings.lab import spark_faults
+
+    with progress(f"spark, seeds {seeds.start}..{seeds.stop}") as report:
+        result = spark_faults.run(seeds, report)
+    emit(result, as_json, lambda: _show(result, len(seeds)))
+    if result["violations"]:
+        raise typer.Exit(BROKEN)
+
+
+def _campaign(target: str, seeds: range, jobs: int, master: str | None, folder: Path, as_json: bool) -> None:
+    from tidings.lab import fleet
 
     with progress(f"{target}, seeds {seeds.start}..{seeds.stop}") as report:
-        if target == Target.cluster:
-            from tidings.lab import cluster_campaign
+        result = fleet.run(target, seeds, report, jobs, master, folder)
 
-            result = cluster_campaign.run(seeds, report)
-        else:
-            result = campaign.run(target, seeds, report, jobs)
+    emit(result, as_json, lambda: _show(result, len(seeds)))
+    if result["violations"]:
+        raise typer.Exit(BROKEN)
+
+
+def _show(result: dict[str, Any], seeds: int) -> None:
+    table("faults", ["kind", "count"], sorted(result["faults"].items()))
+    table("goals", ["goal", "reached"], sorted(result["reached"].items()))
+    for goal in result["unreached"]:
+        print("never reached:", goal)
+    for violation in result["violations"]:
+        print(f"VIOLATION of {violation['invariant']} with seed {violation['seed']}; replay: {violation['replay']}")
+    hours = result["hours_simulated"]
+    extent = f"{hours:.2f} hours simulated" if hours else f"{result['events']:,} events of real processes"
+    print(f"{seeds} seeds, {extent}, {len(result['violations'])} violations")
+
+
+def _sink(seeds: range, as_json: bool) -> None:
+    """Exactly once from a query to a stream."""
+    import tempfile
+
+    from tidings.lab import sink_faults
+
+    with tempfile.TemporaryDirectory(prefix="tidings-sink-") as folder, progress("sink, faults") as report:
+        result = sink_faults.run(seeds, Path(folder), report)
 
     def show() -> None:
-        table("faults", ["kind", "count"], sorted(result["faults"].items()))
-        table("goals", ["goal", "reached"], sorted(result["reached"].items()))
-        for goal in result["unreached"]:
-            print("never reached:", goal)
-        for violation in result["violations"]:
-            print(f"VIOLATION of {violation['invariant']} with seed {violation['seed']}; replay: {violation['replay']}")
-        hours = result["hours_simulated"]
-        extent = f"{hours:.2f} hours simulated" if hours else f"{result['events']:,} events of real processes"
-        print(f"{len(seeds)} seeds, {extent}, {len(result['violations'])} violations")
+        rows = [(each["fault"], each["rows"], each["expected"], each["runs"], each["holds"]) for each in result["runs"]]
+        table("exactly once", ["fault", "rows", "expected", "runs of the query", "holds"], rows)
+        print(f"{len(result['runs'])} queries, {len(result['violations'])} violations")
 
     emit(result, as_json, show)
     if result["violations"]:
         raise typer.Exit(BROKEN)
+
+
+def _ledger(folder: Path, as_json: bool) -> None:
+    from tidings.lab import fleet
+
+    result = fleet.totals(folder)
+
+    def show() -> None:
+        rows = [
+            (name, one["runs"], one["seeds"], one["violated"], one["hours_simulated"])
+            for name, one in result["by_target"].items()
+        ]
+        table("all seeds ever run", ["target", "runs", "seeds", "violated", "hours simulated"], rows)
+        for each in result["failures"]:
+            print(f"VIOLATION of {each['invariant']} at {each['commit']}; replay: {each['replay']}")
+        print(f"{result['seeds']} runs of {len(result['commits'])} commits, {result['violations']} violations")
+
+    emit(result, as_json, show)
 
 
 def _mutants(target: str, jobs: int, as_json: bool) -> None:

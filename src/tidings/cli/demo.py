@@ -77,10 +77,23 @@ def _report(result: dict[str, Any]) -> None:
         print(f"{fault['at_s']:6.1f} s  {fault['kind']} {fault['what']}")
     for name in ("published", "delivered", "collected", "lost", "duplicated"):
         print(f"{name:>14}  {result[name]:,}")
-    print(f"{'longest stall':>14}  {result['longest_stall_s']:.2f} s")
+    print(f"{'longest stall':>14}  {result['longest_stall_s']:.2f} s{_where(result['longest_stall'])}")
     print(f"{'rate':>14}  {result['events_per_s']:,.0f} events/s")
     audit = result["audit"]
     for text in audit["first"]:
         print("VIOLATION of", text)
-    verdict = "passed" if audit["passed"] else f"FAILED: {audit['violations']} violations"
+    for each in audit["violations"][:5]:
+        print(f"VIOLATION {each['fault'] or each['invariant']}: {each}")
+    verdict = "passed" if audit["passed"] else f"FAILED: {len(audit['violations'])} violations"
     print(f"{'audit':>14}  {verdict} ({audit['receipts']:,} receipts of {audit['subscribers']} subscribers)")
+    judged = ", ".join(f"{audit[name]} {name}" for name in ("proved", "violated", "unverifiable"))
+    print(f"{'lake':>14}  subscribers and streams: {judged}; median latency {audit['latency_ms']['p50']} ms")
+
+
+def _where(stall: dict[str, Any]) -> str:
+    """Who met the longest stall, and what was broken then."""
+    if not stall:
+        return ""
+    who = f": {stall['subscriber']} in {stall['region']} was told nothing of {stall['stream']} from {stall['from_s']} s"
+    broken = f", during {', '.join(stall['during'])}" if stall["during"] else ", when nothing was broken"
+    return f"{who}; the stream itself stood still for {stall['stood_still_s']} s{broken}"

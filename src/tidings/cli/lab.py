@@ -47,6 +47,7 @@ def list_experiments(as_json: Json = False) -> None:
 def run_experiment(
     name: Annotated[str, typer.Argument(metavar="EXPERIMENT|PAPER", help="An id of `lab list`, or a paper's name.")],
     scale: Annotated[Scale, typer.Option(help="How large.")] = Scale.quick,
+    master: Annotated[str, typer.Option(help="The Spark that runs the simulations.")] = "local[2]",
     out: Annotated[Path, typer.Option(help="Directory for figures and data.")] = Path("build/lab"),
     as_json: Json = False,
 ) -> None:
@@ -54,7 +55,7 @@ def run_experiment(
     from tidings.lab import experiments
 
     with progress(name) as report:
-        result = experiments.run(name, scale.value, out, report)
+        result = experiments.run(name, scale.value, out, master, report)
 
     holding = [claim for claim in result["claims"] if claim["verdict"] == "holds"]
 
@@ -68,6 +69,42 @@ def run_experiment(
     emit(result, as_json, show)
     if len(holding) < len(result["claims"]):
         raise typer.Exit(BROKEN)
+
+
+@app.command("tune", epilog="Example: tidings lab tune --regions 3 --clients 1000 --rate 864000")
+def tune_fabric(
+    regions: Annotated[int, typer.Option(min=1, help="Regions.")] = 3,
+    clients: Annotated[int, typer.Option(min=1, help="Clients per region.")] = 1000,
+    rate: Annotated[float, typer.Option(help="Events per second and region.")] = 10_000.0,
+    master: Annotated[str, typer.Option(help="The Spark that runs the simulations.")] = "local[2]",
+    out: Annotated[Path, typer.Option(help="Directory for figures and data.")] = Path("build/lab"),
+    as_json: Json = False,
+) -> None:
+    """Find settings of the fabric by simulation; the result can be put into cluster.toml."""
+    from tidings.lab import tune
+
+    with progress("tune") as report:
+        result = tune.run(regions, clients, rate, out, master, report)
+
+    def show() -> None:
+        rows = [
+            (
+                row["sweep"],
+                row["fanout"],
+                row["shuffle"],
+                row["view"],
+                row["recv_seconds"],
+                row["share"],
+                row["latency"],
+            )
+            for row in result["tried"]
+        ]
+        table("tried", ["sweep", "fanout", "shuffle s", "view", "buffer s", "carried", "latency s"], rows)
+        print(result["toml"])
+        for path in result["figures"]:
+            print(path)
+
+    emit(result, as_json, show)
 
 
 def print_claim(claim: Mapping[str, Any]) -> None:

@@ -76,14 +76,15 @@ async def _print(t: Connection, streams: list[str], options: dict[str, Any], cou
         while left is None or left > 0:
             one_by_one = subscription.durable  # each is acknowledged when the next is asked for
             events = [await subscription.next()] if one_by_one else (await subscription.events())[:left]
-            sys.stdout.write("".join([_line(event, text) for event in events]))
+            sys.stdout.write("".join([line_of(event, text) for event in events]))
             sys.stdout.flush()
             left = None if left is None else left - len(events)
         if subscription.durable:
             await subscription.ack()
 
 
-def _line(event: Event, text: bool) -> str:
+def line_of(event: Event, text: bool) -> str:
+    """An event as a line, or as JSON on one."""
     import msgspec
 
     if text:

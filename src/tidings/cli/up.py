@@ -49,6 +49,10 @@ def up(
     lab: Annotated[bool, typer.Option("--lab", help="Faults may be injected with `tidings fault`.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return when the cluster is ready; `down` ends it.")] = False,
     journal: Annotated[Path | None, typer.Option(help="Let replicas journal their inputs into this directory.")] = None,
+    restore_from: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Begin with what is in this lake: same numbers.", metavar="LAKE"),
+    ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds until it must be ready.")] = 60.0,
     as_json: Json = False,
 ) -> None:
@@ -70,10 +74,24 @@ def up(
     }
     files = Layout(directory or _home(config))
     file = _plan(files, config, {key: value for key, value in wanted.items() if value is not None}, port)
+    if restore_from is not None:
+        _restore(files, restore_from)
     if detach:
         _detached(files, file, lab, journal, timeout, as_json)
     else:
         _foreground(files, file, lab, journal, timeout)
+
+
+def _restore(files: Layout, lake: Path) -> None:
+    """Write the disks; what did not come back is said, and no reason to stop."""
+    import sys
+    from contextlib import redirect_stdout
+
+    from tidings.cli.archive import show_restored
+    from tidings.spark.restore import restore
+
+    with redirect_stdout(sys.stderr):
+        show_restored(restore(lake, files))
 
 
 def _home(config: Path | None) -> Path:

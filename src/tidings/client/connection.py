@@ -23,6 +23,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import astuple
 
 from tidings.client.errors import (
     Closed,
@@ -37,16 +38,32 @@ from tidings.client.errors import (
 )
 from tidings.client.events import Ack, Reason, StreamInfo
 from tidings.client.fabric import Heard
-from tidings.client.machine import Answered, Ask, Broken, ClientMachine, Drop, MachineSettings, Open, Submit
+from tidings.client.leasing import Lease
+from tidings.client.machine import (
+    Answered,
+    Ask,
+    Broken,
+    ClientMachine,
+    Drop,
+    DropSinking,
+    LetGo,
+    MachineSettings,
+    Open,
+    Sinking,
+    Submit,
+)
 from tidings.client.packing import CHUNK, CHUNK_BYTES, MAX_PAYLOAD, SHORT, Attrs, Lane, Packer
+from tidings.client.reading import Reading
+from tidings.client.receipts import Ledger
+from tidings.client.sinks import Sink, make_batch
 from tidings.client.subscription import Subscription
 from tidings.client.url import parse_url
 from tidings.core.errors import BadInput
 from tidings.core.filters import conform, parse, parse_attributes
 from tidings.core.gc import GcPolicy
-from tidings.core.ids import FIRST, NodeId, RegionId, StreamId
+from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_internal
 from tidings.core.predicates import Predicate
-from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, before_rows, where_rows
+from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, before_rows, data_kinds, no_befores, where_rows
 from tidings.net.host import PEER, Host
 from tidings.net.names import ADDRESSES, make_id
 from tidings.protocols.catalog import (
@@ -58,10 +75,16 @@ from tidings.protocols.catalog import (
     NotDefined,
     Operation,
     StreamDef,
+    StreamState,
     Why,
 )
 from tidings.protocols.kernel import Command, Message
+from tidings.protocols.leases import BYTES, TTL, Dropped, Granted
+from tidings.protocols.leases import Lease as Request
 from tidings.protocols.publishing import Acked, Refused
+from tidings.protocols.receipts import Receipt, Receipts
+from tidings.protocols.sinks import Request as SinkRequest
+from tidings.protocols.sinks import SinkAnswered
 from tidings.protocols.subscriptions import EARLIEST, LATEST, Ended, Fed, Lost, Saved
 
 TIMEOUT = 10.0  # seconds to find the cluster, and to make posted events durable at the end; ours
@@ -84,13 +107,16 @@ def connect(
     timeout: float = TIMEOUT,
     tls: ssl.SSLContext | None = None,
     settings: MachineSettings | None = None,
+    receipts: bool | None = None,
 ) -> Connection:
     """A connection to the cluster at ``url``, to be entered with ``async with``.
 
     ``client_id`` names the publisher: of clients with the same one the newest may publish, older ones are fenced.
     ``peer``: take part in the region's fabric and forward to others.
+    ``receipts``: tell the region what was delivered, so that it can be audited; None: if the cluster asks for it.
     """
-    return Connection(url, client_id, peer, token or "", cluster, timeout, tls, settings or MachineSettings())
+    settings = settings or MachineSettings()
+    return Connection(url, client_id, peer, token or "", cluster, timeout, tls, settings, receipts)
 
 
 class Connection:
@@ -106,8 +132,12 @@ class Connection:
         timeout: float,
         tls: ssl.SSLContext | None,
         settings: MachineSettings,
+        receipts: bool | None = None,
     ) -> None:
         self.url = url
+        self._receipts = receipts
+        self._ledger = Ledger(self._send_receipts)
+        self._holder = 0  # of the newest subscription
         self.client_id = client_id or f"client-{secrets.token_hex(6)}"
         if not _CLIENT_ID.fullmatch(self.client_id):
             raise BadInput(
@@ -123,6 +153,7 @@ class Connection:
         self._answers: dict[int, asyncio.Future[Message]] = {}
         self._subscriptions: dict[int, Subscription] = {}
         self._durable: set[int] = set()
+        self._leases: dict[str, Lease] = {}
         self._last_id = 0
         self._lanes: dict[StreamId, Lane] = {}
         self._reporter: asyncio.TimerHandle | None = None
@@ -133,8 +164,11 @@ class Connection:
             Refused: self._on_refused,
             Broken: self._on_broken,
             Saved: self._on_saved,
+            Granted: self._on_granted,
+            Dropped: self._on_dropped,
             Ended: self._on_ended,
             Answered: self._on_answered,
+            SinkAnswered: self._on_sink_answered,
             Description: self._on_described,
         }
 
@@ -208,6 +242,7 @@ class Connection:
             closed = Closed("the connection is closed")
             for subscription in list(self._subscriptions.values()):
                 await subscription.close()
+            await self._ledger.close()
             self._fail(closed)
             self._error = closed
             if self._reporter is not None:
@@ -226,6 +261,8 @@ class Connection:
     def command(self, command: Command) -> None:
         """Tell the machine."""
         self._host.command(command)
+        if isinstance(command, LetGo):
+            self._leases.pop(command.name, None)
 
     @property
     def region(self) -> RegionId:
@@ -335,6 +372,43 @@ class Connection:
     def _submit(self, region: RegionId, stream: StreamId, rows: Rows, tag: int) -> None:
         self._host.command(Submit(region, stream, rows, tag))
 
+    # --- sinks ----------------------------------------------------------------------------------------------
+
+    def sink(
+        self,
+        stream: StreamId,
+        *,
+        writer: str,
+        query: str,
+        batch: int,
+        run: int | None = None,
+        once: bool = False,
+        reset: bool = False,
+    ) -> Sink:
+        """One batch of a writer, to be staged in parts and committed once; see `client/sinks.py`.
+
+        ``query`` says what the batch numbers mean: of one writer only one query may go on, unless another says
+        ``reset``. ``once``: the query is this batch alone. Who works on the same run names the same ``run``.
+        """
+        self._alive()
+        of = make_batch(stream, writer, query, batch, run=run, once=once, reset=reset)
+        return Sink(of, self._ask_owner, self._split)
+
+    async def _ask_owner(self, stream: StreamId, request: SinkRequest) -> Message:
+        region = (await self._known(stream)).region
+        future: asyncio.Future[Message] = self._loop.create_future()
+        self._answers[request.nonce] = future
+        try:
+            self._host.command(Sinking(region, request))
+            return await future
+        finally:
+            del self._answers[request.nonce]
+            if not future.done() or future.cancelled():
+                self._host.command(DropSinking(region, request.nonce))
+
+    async def _split(self, stream: StreamId, table: pa.Table, rows: int, nbytes: int) -> list[Rows]:
+        return batches_of(await self._known(stream), table, rows, nbytes)
+
     # --- subscribing --------------------------------------------------------------------------------------
 
     def subscribe(
@@ -345,10 +419,12 @@ class Connection:
         start: Start = "latest",
         order: str = "publisher",
         name: str | None = None,
+        receipts: bool | None = None,
     ) -> Opening:
         """Events of one or several streams, from ``start`` on, for which ``where`` is true.
 
         With a ``name`` the subscription is durable: it continues behind what was acknowledged under that name.
+        ``receipts``: as for `connect`, for this subscription alone.
         """
         if order == "total":
             raise NotBuilt(
@@ -359,25 +435,112 @@ class Connection:
         streams = [*([stream] if isinstance(stream, str) else stream), *more]
         if not streams or len(set(streams)) < len(streams):
             raise BadInput(f"subscribe to {streams}: name at least one stream, and each once")
-        return Opening(self, streams, where or "", _position(start), name)
+        return Opening(self, streams, where or "", _position(start), name, receipts)
 
-    async def _subscribe(self, streams: list[StreamId], where: str, lo: int, name: str | None) -> Subscription:
+    async def _subscribe(
+        self, streams: list[StreamId], where: str, lo: int, name: str | None, receipts: bool | None = None
+    ) -> Subscription:
         for stream in streams:
             definition = await self._known(stream)
             if where:
                 parse(where, parse_attributes(definition.attrs))  # `BadFilter` says where it is wrong
-        holder = int(time.time() * 1e6)
+        holder = self._holder = max(int(time.time() * 1e6), self._holder + 1)
         opens: list[Open] = []
         for stream in streams:
             self._last_id += 1
             opens.append(Open(self._last_id, stream, lo, where, name, holder))
+        wanted = next((asked for asked in (receipts, self._receipts) if asked is not None), self._machine.receipts)
+        return await self._enter(opens, name or self.client_id if wanted else None)
+
+    def read(
+        self,
+        stream: StreamId,
+        lo: int,
+        hi: int,
+        *,
+        asof: int | None = None,
+        where: str | None = None,
+        replica: int | None = None,
+    ) -> Reading:
+        """Exactly the rows of [lo, hi) that survive collection by the events below ``asof`` (default: ``hi``).
+
+        The same from every replica; ``replica`` says which of the region to begin with. What is not there yet is
+        waited for; what nobody remembers as of that number is `AsofGone`, and a lease keeps it from happening.
+        """
+        if not FIRST <= lo < hi:
+            raise BadInput(f"{stream}: [{lo}, {hi}) is not a range of numbers: they begin at {FIRST}, and lo < hi")
+        if asof is not None and asof < FIRST:
+            raise BadInput(f"{stream}: asof={asof}: a stream begins at {FIRST}")
+        return Reading(self, stream, lo, hi, hi if asof is None else asof, where or "", replica)
+
+    async def _read(
+        self, stream: StreamId, lo: int, hi: int, asof: int, where: str, replica: int | None
+    ) -> Subscription:
+        definition = await self._known(stream)
+        if where:
+            parse(where, parse_attributes(definition.attrs))
+        self._last_id += 1
+        open = Open(self._last_id, stream, lo, where, None, 0, hi, asof, replica)
+        return await self._enter([open])
+
+    async def _enter(self, opens: list[Open], subscriber: str | None = None) -> Subscription:
+        """Open a subscription; it sends receipts in the name of ``subscriber``, if there is one."""
         subscription = Subscription(self, opens, self._forget, self._loop)
         self._subscriptions |= dict.fromkeys(subscription.feeds, subscription)
+        if subscriber is not None:
+            subscription.on_taken = self._ledger.note
+            for open in opens:
+                if not is_internal(open.stream):
+                    self._ledger.open(open.id, subscriber, open.holder, open.stream)
         return await subscription.__aenter__()
+
+    def lease(
+        self,
+        stream: StreamId,
+        *,
+        asof: int = 0,
+        name: str | None = None,
+        ttl: float = TTL,
+        bytes: int = BYTES,
+        resume: bool = False,
+    ) -> LeaseOpening:
+        """Keep rows of a stream readable as of the end of the stream, or ``asof`` while another lease keeps that.
+
+        Bounded: over after ``ttl`` seconds without a sign of life, or when more than so many ``bytes`` of collected
+        rows are kept for it. ``resume``: the lease of this name, which another client has left.
+        """
+        request = Request(name or f"{self.client_id}.{secrets.token_hex(6)}", stream, asof, ttl, bytes)
+        return LeaseOpening(self, request, resume)
+
+    async def _lease(self, request: Request, resume: bool) -> Lease:
+        await self._known(request.stream)
+        if request.name in self._leases:
+            raise BadInput(f"lease {request.name!r}: this connection has one of that name")
+        lease = self._leases[request.name] = Lease(self, request, resume, self._loop)
+        try:
+            return await lease.open()
+        except BaseException:
+            lease.release()
+            raise
+
+    def _on_granted(self, item: Granted) -> None:
+        lease = self._leases.get(item.name)
+        if lease is not None:
+            lease.granted(item.asof)
+
+    def _on_dropped(self, item: Dropped) -> None:
+        lease = self._leases.pop(item.name, None)
+        if lease is not None:
+            lease.dropped(item.reason)
 
     def _forget(self, ids: list[int]) -> None:
         for id in ids:
             self._subscriptions.pop(id, None)
+            self._ledger.end(id)
+
+    async def _send_receipts(self, receipts: tuple[Receipt, ...]) -> None:
+        nonce = self._nonce()
+        await self._ask(Ask(nonce, Receipts(nonce, receipts), self.region, True))
 
     def join(self, group: str) -> NoReturn:
         """Events and membership views in one total order: not built yet."""
@@ -391,22 +554,26 @@ class Connection:
 
     # --- streams --------------------------------------------------------------------------------------------
 
-    async def streams(self) -> list[StreamInfo]:
-        """All streams, and how they stand in the region that the client is connected to."""
+    async def streams(self, pattern: str = "") -> list[StreamInfo]:
+        """All streams (whose whole name matches a regular expression), as they stand in the region of the client."""
+        try:
+            matching = re.compile(pattern or ".*")
+        except re.error as error:
+            raise BadInput(f"{pattern!r} is no regular expression: {error}") from None
+        found = _infos(await self.describe())
+        return [each for each in found if not is_internal(each.name) and matching.fullmatch(each.name)]
+
+    async def describe(self, region: RegionId = "") -> Description:
+        """What is there, as a replica of the own region tells it, or the one of another region that knows most."""
         nonce = self._nonce()
-        told = await self._ask(Ask(nonce, Describe(nonce)))
+        told = await self._ask(Ask(nonce, Describe(nonce), region))
         assert isinstance(told, Description)
-        out = []
-        for stream in sorted(told.streams, key=lambda each: each.name):
-            state = told.states.get(stream.name)
-            horizon, live, collected = (state.horizon, state.live, state.collected) if state else (FIRST, 0, 0)
-            out.append(StreamInfo(stream.name, stream.region, stream.gc, stream.attrs, horizon, live, collected))
-        return out
+        return told
 
     async def stream(self, name: StreamId) -> StreamInfo:
         """One stream, and how it stands; raises `UnknownStream`."""
         await self._known(name)
-        for stream in await self.streams():
+        for stream in _infos(await self.describe()):
             if stream.name == name:
                 return stream
         raise self._unknown(name)
@@ -552,6 +719,9 @@ class Connection:
         if future is not None and not future.done():
             future.set_result(item.message)
 
+    def _on_sink_answered(self, item: SinkAnswered) -> None:
+        self._on_answered(Answered(item.request.nonce, item.answer))
+
     def _on_described(self, item: Description) -> None:
         if self._described is not None and not self._described.done():
             self._described.set_result(None)
@@ -571,6 +741,8 @@ class Connection:
         self._packer.close(error)
         for subscription in self._subscriptions.values():
             subscription.end(error)
+        for lease in self._leases.values():
+            lease.end(error)
         for future in self._answers.values():
             if not future.done():
                 future.set_exception(error)
@@ -578,12 +750,44 @@ class Connection:
             self._described.set_exception(error)
 
 
+class LeaseOpening:
+    """A lease that is not granted yet: ``async with`` waits for it."""
+
+    def __init__(self, connection: Connection, request: Request, resume: bool) -> None:
+        self._connection = connection
+        self._request = request
+        self._resume = resume
+        self._lease: Lease | None = None
+
+    async def open(self) -> Lease:
+        """Wait for it; it must be released, or left."""
+        self._lease = await self._connection._lease(self._request, self._resume)
+        return self._lease
+
+    async def __aenter__(self) -> Lease:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lease is not None:
+            self._lease.release()
+
+
 class Opening:
     """A subscription that is not open yet: ``async with`` opens it."""
 
-    def __init__(self, connection: Connection, streams: list[StreamId], where: str, lo: int, name: str | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        streams: list[StreamId],
+        where: str,
+        lo: int,
+        name: str | None,
+        receipts: bool | None,
+    ) -> None:
         self._connection = connection
-        self._request = (streams, where, lo, name)
+        self._request = (streams, where, lo, name, receipts)
         self._subscription: Subscription | None = None
 
     async def open(self) -> Subscription:
@@ -601,6 +805,15 @@ class Opening:
             await self._subscription.close()
 
 
+def _infos(told: Description) -> list[StreamInfo]:
+    """Streams as a replica describes them, by name."""
+    unknown = StreamState(FIRST, 0, 0)
+    return [
+        StreamInfo(each.name, each.region, each.gc, each.attrs, *astuple(told.states.get(each.name, unknown)))
+        for each in sorted(told.streams, key=lambda each: each.name)
+    ]
+
+
 def _position(start: Start) -> int:
     if start == "earliest":
         return EARLIEST
@@ -612,15 +825,17 @@ def _position(start: Start) -> int:
     raise BadInput(f"start={start!r}: it is 'earliest', 'latest' or a number from {FIRST} on")
 
 
-def batches_of(definition: StreamDef, table: pa.Table | pa.RecordBatch) -> list[Rows]:
+def batches_of(
+    definition: StreamDef, table: pa.Table | pa.RecordBatch, most_rows: int = TABLE_ROWS, most_bytes: int = TABLE_BYTES
+) -> list[Rows]:
     """A table as batches of rows that fit a stream, no value copied that fits already; raises `BadInput`."""
     count = table.num_rows
     names = table.schema.names
     attributes = conform(table, parse_attributes(definition.attrs))
     columns: list[pa.Array] = [
-        pa.array(np.zeros(count, np.uint8)),
+        data_kinds(count),
         *[_bytes_column(definition.name, table, name) for name in ("key", "payload")],
-        pa.nulls(count, pa.int64()),
+        no_befores(count),
     ]
     schema = ROW_SCHEMA
     for name, column in attributes.items():
@@ -628,7 +843,7 @@ def batches_of(definition: StreamDef, table: pa.Table | pa.RecordBatch) -> list[
             schema = schema.append(pa.field(name, column.type))
             columns.append(column)
     whole = pa.RecordBatch.from_arrays(columns, schema=schema)
-    size = max(1, min(TABLE_ROWS, int(count * TABLE_BYTES / max(whole.nbytes, 1))))
+    size = max(1, min(most_rows, int(count * most_bytes / max(whole.nbytes, 1))))
     return [ArrowRows.dense(FIRST, whole.slice(at, size)) for at in range(0, count, size)]
 
 

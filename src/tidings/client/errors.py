@@ -17,20 +17,24 @@ __all__ = [
     "BadAttribute",
     "BadFilter",
     "BadInput",
+    "BatchGone",
     "Closed",
     "Fenced",
     "Full",
+    "LeaseExpired",
     "NotBuilt",
     "NotFinal",
     "NotPublished",
     "PayloadTooLarge",
     "PublishFailed",
+    "StagingFull",
     "SubscriptionEnded",
     "Superseded",
     "TidingsError",
     "UnknownStream",
     "Unreachable",
     "Unsettled",
+    "WriterInUse",
 ]
 
 
@@ -62,6 +66,10 @@ class Full(TidingsError):
     """Too many posted events are not durable yet: this one was not taken. Await `drain()` and post it again."""
 
 
+class LeaseExpired(TidingsError):
+    """The lease is over: what it kept may be forgotten."""
+
+
 class Fenced(TidingsError):
     """A newer client with the same ``client_id`` publishes now; this one may not go on. Connect anew."""
 
@@ -85,6 +93,22 @@ class PublishFailed(TidingsError):
         super().__init__(message)
         self.failed = tuple(failed)
         self.acks = tuple(acks)
+
+
+class WriterInUse(TidingsError):
+    """Another query, or a later batch of this one, has been committed under this writer's name."""
+
+
+class BatchGone(TidingsError):
+    """What a batch has staged is not there (any more), so nothing of it was published: run the batch again."""
+
+
+class StagingFull(TidingsError):
+    """There is no room to stage more: for this batch, or (``crowded``) for anybody at the moment."""
+
+    def __init__(self, message: str, crowded: bool = False) -> None:
+        super().__init__(message)
+        self.crowded = crowded
 
 
 class SubscriptionEnded(TidingsError):

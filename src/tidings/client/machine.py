@@ -1,7 +1,8 @@
 """A client as one machine: what the cluster looks like, a publisher per owning region, subscribers, questions.
 
-    commands:  Submit(batch)  Open/Taken/Processed/Close(subscription)  Ask/Drop(question)  Lost(node)
-    delivered: Acked, Refused, Broken   Fed, Heard, Saved, Ended   Answered   Description
+    commands:  Submit(batch)  Open/Taken/Processed/Close(subscription)  Ask/Drop(question)  Hold/MoveLease/LetGo(lease)
+               Lost(node)
+    delivered: Acked, Refused, Broken   Fed, Heard, Saved, Ended   Answered   Granted, Dropped   Description
 
 It begins with seeds, addresses without names. Whoever lives there describes the cluster: regions, chains, streams. From
 then on memberships say where everybody is. They are learned from descriptions, from replicas that are not the head, and
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 from tidings.client.fabric import Fabric, Heard
 from tidings.core.filters import Filter, parse, parse_attributes
-from tidings.core.ids import NodeId, RegionId, StreamId
+from tidings.core.ids import NodeId, RegionId, StreamId, is_internal
 from tidings.core.rows import Rows
 from tidings.protocols.catalog import Because, Defined, Describe, Description, NotDefined, StreamDef, Why
 from tidings.protocols.client import ClientSettings
@@ -40,6 +41,7 @@ from tidings.protocols.kernel import (
     Timer,
     Value,
 )
+from tidings.protocols.leases import Holder, Lease, Leased, LeaseSettings, LeaseTick, MoveLease, Unleased
 from tidings.protocols.membership import Membership
 from tidings.protocols.publishing import (
     Failed,
@@ -51,6 +53,9 @@ from tidings.protocols.publishing import (
     Rejected,
     SessionOpened,
 )
+from tidings.protocols.receipts import ReceiptsKept
+from tidings.protocols.sinks import ANSWERS as SINK_ANSWERS
+from tidings.protocols.sinks import Request, SinkClient, SinkSettings
 from tidings.protocols.subscriptions import (
     LATEST,
     CursorAt,
@@ -78,7 +83,10 @@ class Submit(Command, frozen=True, gc=False):
 
 
 class Open(Command, frozen=True, gc=False):
-    """Subscribe to one stream; ``lo`` is a number, EARLIEST or LATEST, and ``holder`` grows with time."""
+    """Subscribe to one stream; ``lo`` is a number, EARLIEST or LATEST, and ``holder`` grows with time.
+
+    With ``asof`` it is a read of [lo, hi); ``replica`` says which of the region to begin with (else any).
+    """
 
     id: int
     stream: StreamId
@@ -86,6 +94,9 @@ class Open(Command, frozen=True, gc=False):
     where: str
     name: str | None
     holder: int
+    hi: int = 0
+    asof: int = 0
+    replica: int | None = None
 
 
 class Taken(Command, frozen=True, gc=False):
@@ -118,9 +129,37 @@ class Ask(Command, frozen=True, gc=False):
     head: bool = False
 
 
+class Hold(Command, frozen=True, gc=False):
+    """Get a lease and renew it; ``resume``: one that was granted already. Delivered are `Granted` and `Dropped`."""
+
+    lease: Lease
+    resume: bool = False
+
+
+class LetGo(Command, frozen=True, gc=False):
+    """Renew a lease no longer, and ``release`` it."""
+
+    name: str
+    release: bool = True
+
+
 class Drop(Command, frozen=True, gc=False):
     """Nobody waits for the answer any more."""
 
+    nonce: int
+
+
+class Sinking(Command, frozen=True, gc=False):
+    """Ask the owner of a sink's stream something; delivered is a `SinkAnswered`."""
+
+    region: RegionId
+    request: Request
+
+
+class DropSinking(Command, frozen=True, gc=False):
+    """Nobody waits for that answer any more."""
+
+    region: RegionId
     nonce: int
 
 
@@ -152,6 +191,13 @@ class PublisherTick(Timer, frozen=True, gc=False):
     timer: Timer
 
 
+class SinkingTick(Timer, frozen=True, gc=False):
+    """The timer of a region's sinks."""
+
+    region: RegionId
+    timer: Timer
+
+
 class SubscriberTick(Timer, frozen=True, gc=False):
     """A subscriber's timer."""
 
@@ -176,6 +222,8 @@ class MachineSettings(Value, frozen=True, gc=False):
     publish: PublishSettings = PublishSettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
     fabric: ClientSettings = ClientSettings()
+    leases: LeaseSettings = LeaseSettings()
+    sinks: SinkSettings = SinkSettings()
     ask: float = 0.5  # seconds before the next replica is asked
     refresh: float = 30.0  # seconds between descriptions while all is well: 16,000 clients ask 500 times a second
     hurry: float = 1.0  # seconds between them while something is silent, or was lost
@@ -184,7 +232,7 @@ class MachineSettings(Value, frozen=True, gc=False):
 
 
 PUBLISHING = frozenset({Published, Rejected, SessionOpened})
-ANSWERS = frozenset({Description, Defined, NotDefined, Because})
+ANSWERS = frozenset({Description, Defined, NotDefined, Because, ReceiptsKept})
 SUBSCRIBING = frozenset({Feed, Unfollowed})
 
 _OWN = 1 << 62  # nonces of the machine's own questions begin here
@@ -226,10 +274,13 @@ class ClientMachine:
         self.publishers: dict[RegionId, Publisher] = {}
         self.used: dict[RegionId, Time] = {}  # when a publisher was last given something
         self.lives: dict[RegionId, int] = {}  # how many publishers a region has had
+        self.sinks: dict[RegionId, SinkClient] = {}
         self.subscribers: dict[int, Subscriber] = {}
         self.opened: dict[int, Open] = {}  # every subscription, whoever feeds it
         self.asking: dict[int, Asking] = {}
+        self.holders: dict[str, Holder] = {}  # by the name of a lease
         self.fabric: Fabric | None = None
+        self.receipts = False  # the cluster asks its subscribers for receipts
         self.described: Time | None = None  # when the last own description was asked for
         self.lost: Time = -1e18  # when a node was last lost
         self._nonce = _OWN
@@ -261,8 +312,21 @@ class ClientMachine:
                 return self._ask(self.asking[nonce])
             case Drop(nonce):
                 self.asking.pop(nonce, None)
+            case Hold(lease, resume):
+                membership = self.memberships[self.streams[lease.stream].region]
+                self.holders[lease.name] = Holder(lease, membership, self.settings.leases, resume=resume)
+                return self.holders[lease.name].start(now)
+            case MoveLease(name):
+                return self._holder(now, name, input)
+            case LetGo(name, release):
+                holder = self.holders.pop(name, None)
+                return holder.close() if holder is not None and release else NOTHING
             case Lost(node):
                 return self._lost(now, node)
+            case Sinking(region, request):
+                return self._sinking(now, region, request)
+            case DropSinking(region, nonce) if region in self.sinks:
+                return self.sinks[region].drop(nonce)
         return NOTHING
 
     def check(self) -> None:
@@ -270,6 +334,10 @@ class ClientMachine:
             publisher.check()
         for subscriber in self.subscribers.values():
             subscriber.check()
+        for holder in self.holders.values():
+            holder.check()
+        for sink in self.sinks.values():
+            sink.check()
         if self.fabric is not None:
             self.fabric.check()
 
@@ -286,8 +354,12 @@ class ClientMachine:
         if kind in PUBLISHING:
             regions = [r for r in self.publishers if input.src in self.memberships[r].replicas] or self.publishers
             return [effect for region in regions for effect in self._publisher(now, region, input)]
+        if kind in SINK_ANSWERS:
+            return [effect for region in self.sinks for effect in self._sink(now, region, input)]
         if kind in ANSWERS:
             return self._answer(now, message)
+        if isinstance(message, Leased | Unleased):
+            return self._holder(now, message.name, input)
         if isinstance(message, NotHead):
             return self._not_head(now, input, message.membership)
         if isinstance(message, CursorAt):
@@ -298,11 +370,15 @@ class ClientMachine:
         match timer:
             case PublisherTick(region, generation, inner):
                 return self._publisher(now, region, Expired(inner)) if generation == self.lives[region] else NOTHING
+            case SinkingTick(region, inner):
+                return self._sink(now, region, Expired(inner))
             case SubscriberTick(id, inner):
                 return self._subscriber(now, id, Expired(inner))
             case AskTick(nonce, turn):
                 asking = self.asking.get(nonce)
                 return self._ask(asking) if asking is not None and asking.turn == turn else NOTHING
+            case LeaseTick(name):
+                return self._holder(now, name, Expired(timer))
             case RefreshTick():
                 return [*self._refresh(now), SetTimer(self.settings.hurry, RefreshTick())]
         return self.fabric.handle(now, Expired(timer)) if self.fabric is not None else NOTHING
@@ -313,6 +389,8 @@ class ClientMachine:
         self.lost = now
         for id in list(self.subscribers):
             out.extend(self._subscriber(now, id, Lost(node)))
+        for holder in self.holders.values():
+            out.extend(holder.lost(now, node))
         for asking in list(self.asking.values()):
             if asking.to == node or asking.to in self.seeds:
                 out.extend(self._ask(asking))
@@ -345,7 +423,7 @@ class ClientMachine:
                 out = self._learn_all(now, message)
             case Defined(nonce, definition):
                 self.streams[definition.name] = definition
-            case NotDefined(nonce):
+            case NotDefined(nonce) | ReceiptsKept(nonce):
                 pass
             case Because(stream, seq):
                 found = [n for n, asking in self.asking.items() if asking.ask.message == Why(stream, seq)]
@@ -360,6 +438,8 @@ class ClientMachine:
         first = not self.home
         if first:
             self.home = told.region
+        if told.region == self.home:
+            self.receipts = told.receipts
         for stream in told.streams:
             known = self.streams.get(stream.name)
             if known is None or not known.attrs.startswith(stream.attrs):  # attributes are only ever added
@@ -367,7 +447,7 @@ class ClientMachine:
         for membership in told.memberships:
             out.extend(self._learn(now, membership))
         if first and self.peer:
-            horizons = {name: state.horizon for name, state in told.states.items()}
+            horizons = {name: state.horizon for name, state in told.states.items() if not is_internal(name)}
             membership = self.memberships[self.home]
             self.fabric = Fabric(self.me, self.home, membership, horizons, self.settings.fabric, self.rng)
             out.extend(self.fabric.start(now))
@@ -384,11 +464,14 @@ class ClientMachine:
         publisher = self.publishers.get(region)
         if publisher is not None:
             out.extend(publisher.learn(membership))
-        if region == self.home:
-            for id in list(self.subscribers):
-                out.extend(self._subscriber(now, id, Learn(membership)))
-            if self.fabric is not None:
-                self.fabric.learn(membership)
+        if region in self.sinks:
+            out.extend(self.sinks[region].learn(membership))
+        for holder in self.holders.values():
+            out.extend(holder.learn(now, membership))
+        for id in list(self.subscribers):
+            out.extend(self._subscriber(now, id, Learn(membership)))
+        if region == self.home and self.fabric is not None:
+            self.fabric.learn(membership)
         return out
 
     def _not_head(self, now: Time, input: Received, membership: Membership) -> Effects:
@@ -397,6 +480,10 @@ class ClientMachine:
         out = self._learn(now, membership)
         if region in self.publishers:
             out.extend(self._publisher(now, region, input))
+        for holder in self.holders.values():
+            out.extend(holder.handle(now, input))
+        if region in self.sinks:
+            out.extend(self._sink(now, region, input))
         if region == self.home:
             for id, subscriber in list(self.subscribers.items()):
                 if subscriber.name is not None:
@@ -468,13 +555,31 @@ class ClientMachine:
                 out.append(effect)
         return out
 
+    # --- sinks ----------------------------------------------------------------------------------------------
+
+    def _sinking(self, now: Time, region: RegionId, request: Request) -> Effects:
+        out: list[Effect] = []
+        if region not in self.sinks:
+            self.sinks[region] = SinkClient(self.memberships[region], self.settings.sinks)
+            out = self._sink_ticking(region, self.sinks[region].start(now))
+        return [*out, *self.sinks[region].ask(request)]
+
+    def _sink(self, now: Time, region: RegionId, input: Input) -> list[Effect]:
+        return self._sink_ticking(region, self.sinks[region].handle(now, input))
+
+    def _sink_ticking(self, region: RegionId, effects: Effects) -> list[Effect]:
+        return [
+            SetTimer(effect.delay, SinkingTick(region, effect.timer)) if type(effect) is SetTimer else effect
+            for effect in effects
+        ]
+
     # --- subscribers ------------------------------------------------------------------------------------
 
     def _open(self, now: Time, command: Open) -> Effects:
         """A peer taps its fabric; whoever is none, has a name or begins earlier follows a replica."""
         self.opened[command.id] = command
         fabric = self.fabric
-        if fabric is not None and command.name is None:
+        if fabric is not None and command.name is None and not command.hi:
             at = fabric.latest(command.stream) if command.lo == LATEST else command.lo
             if at is not None and fabric.covers(command.stream, at):
                 return fabric.tap(command.id, command.stream, at, self._filter(command))
@@ -498,7 +603,9 @@ class ClientMachine:
     def _tapped(self, id: int, subscriber: Subscriber) -> Effects:
         """Let the fabric continue what a replica has fed so far, if it can."""
         at, fabric = subscriber.horizon, self.fabric
-        if fabric is None or at is None or subscriber.name is not None or not fabric.covers(subscriber.stream, at):
+        if fabric is None or at is None or subscriber.name is not None or subscriber.hi:
+            return NOTHING
+        if not fabric.covers(subscriber.stream, at):
             return NOTHING
         del self.subscribers[id]
         tapped = fabric.tap(id, subscriber.stream, at, self._filter(self.opened[id]), subscriber.ahead)
@@ -507,8 +614,9 @@ class ClientMachine:
     def _follow(self, now: Time, open: Open) -> Effects:
         membership, settings = self.memberships[self.home], self.settings.subscriptions
         args = (open.id, open.stream, open.lo, open.where, open.name)
-        subscriber = Subscriber(*args, membership, settings, open.holder)
-        subscriber.turn = self._offset + open.id
+        owner = self.memberships.get(self.streams[open.stream].region) if open.asof else None
+        subscriber = Subscriber(*args, membership, settings, open.holder, open.hi, open.asof, owner)
+        subscriber.turn = self._offset + open.id if open.replica is None else open.replica
         self.subscribers[open.id] = subscriber
         return self._ticking(open.id, subscriber.start(now))
 
@@ -532,6 +640,16 @@ class ClientMachine:
         elif _reports(out, "subscriber_moved"):
             out.extend(self._hurry(now))
         return out
+
+    def _holder(self, now: Time, name: str, input: Input) -> Effects:
+        """The holder of a lease; one that is over needs no timer any more."""
+        holder = self.holders.get(name)
+        if holder is None:
+            return NOTHING
+        effects = holder.handle(now, input)
+        if holder.over:
+            del self.holders[name]
+        return effects
 
     def _ticking(self, id: int, effects: Effects) -> list[Effect]:
         out: list[Effect] = []

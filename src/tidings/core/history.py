@@ -29,12 +29,15 @@ from tidings.core.gc import NONE, GcPolicy
 from tidings.core.hashing import Seqs
 from tidings.core.ids import FIRST, NEVER, StreamId
 from tidings.core.lens import ALL
+from tidings.core.listed import ListedRows
 from tidings.core.rows import NO_ROWS, ArrowRows, CountedRows, Rows
 from tidings.core.span import Span, join, within
 
 PURGE_ROWS = 1 << 16  # ours, because looking at so many rows takes a few milliseconds; the rest waits for the next call
 
 CROWDED = 4  # ours: rows stored per row alive from which `tidy` purges; a purge is the cheaper the more it finds dead
+
+NOT_COUNTED = "Arrow rows do not go with counted rows; use one kind per stream"
 
 Collector = tuple[int, int]
 """The number of a "before n" event, and its n."""
@@ -123,12 +126,16 @@ class CountedStore:
     def claim(self, rows: Rows) -> None:
         """Refuse rows that cannot be counted together with the others."""
         if rows.count and not isinstance(rows, CountedRows):
-            raise BadInput("Arrow rows do not go with counted rows; use one kind per stream")
+            raise BadInput(NOT_COUNTED)
         if isinstance(rows, CountedRows) and rows.count and self._size not in (0, rows.size):
             raise BadInput(f"counted rows of {rows.size} bytes do not go with rows of {self._size}; use one size")
 
     def unclaim(self, claim: Claim | None) -> None:
         """Nothing was entered."""
+
+    def append_few(self, rows: ListedRows, low: int) -> None:
+        """Refuse rows that cannot be counted."""
+        raise BadInput(NOT_COUNTED)
 
     def append(self, span: Span, claim: Claim | None, low: int) -> None:
         """Count the rows of a span above all others."""
@@ -152,6 +159,10 @@ class CountedStore:
         all_of_them = self._collectors
         inside = all_of_them[bisect_left(all_of_them, (first,)) : bisect_left(all_of_them, (hi,))]
         return CountedRows(first, hi, self._size, tuple(inside)), hi
+
+    def dead_since(self, asof: int, low: int, top: int) -> int:
+        """How many stored rows at or above low were collected by asof or later: those below top."""
+        return max(top - max(low, self._bottom), 0)
 
     def dead_at(self, seq: int) -> int | None:
         """No row is collected by key or predicate; None if it is not stored."""
@@ -232,6 +243,10 @@ class History:
         elif span.lo >= span.hi:
             return None
         rows = span.rows
+        if type(rows) is ListedRows and span.full and rows.first == span.lo >= span.asof and not self._pieces:
+            self._store.append_few(rows, self.low)  # nothing below applies to a few data rows as they were published
+            self.horizon = span.hi
+            return span
         if rows.count and not _well_numbered(rows, span.lo, span.hi):
             raise BadInput(f"{self.stream}: the rows of [{span.lo}, {span.hi}) do not ascend inside of it")
         self._refuse_unexplained_gap(span)
@@ -352,15 +367,15 @@ class History:
 
     # --- asking -----------------------------------------------------------------------------------------
 
-    def rows(self, lo: int, hi: int, asof: int) -> Span:
-        """Exactly the rows of [lo, hi) that survive collection by the events below asof."""
+    def rows(self, lo: int, hi: int, asof: int, limit_rows: int = NEVER) -> Span:
+        """Exactly the rows of [lo, hi), cut short after so many, that survive collection by the events below asof."""
         if not FIRST <= lo < hi:
             raise BadInput(f"{self.stream}: [{lo}, {hi}) is not a range of numbers")
         if asof < self.floor:
             raise AsofGone(f"{self.stream}: as of {asof} is forgotten; ask as of {self.floor} or later", self.floor)
         if hi > self.horizon or asof > self.horizon:
             raise NotYet(f"{self.stream}: [{lo}, {hi}) as of {asof} is beyond horizon {self.horizon}", self.horizon)
-        return self._survivors(lo, hi, asof, NEVER)
+        return self._survivors(lo, hi, asof, limit_rows)
 
     def know(self, lo: int, hi: int, limit_rows: int | None = None) -> list[Span]:
         """The best that is known of [lo, hi) up to the horizon; cut short after so many rows or a message full."""
@@ -381,6 +396,25 @@ class History:
             if span.hi < piece.hi:
                 break
         return spans if limit_rows is None else within(spans)
+
+    def kept(self, lo: int, hi: int, limit_rows: int | None = None) -> list[Span]:
+        """As `know`, with the dead rows that leases keep: who takes these spans in answers for as much as this does."""
+        asof = max(self.floor, min(self._leases.values(), default=self.horizon))
+        if asof >= self.horizon:
+            return self.know(lo, hi, limit_rows)
+        hi = min(hi, self.horizon)
+        if lo >= hi:
+            return []
+        limit = NEVER if limit_rows is None else max(limit_rows, 1)
+        whole = [self._survivors(lo, hi, asof, limit)]
+        return whole if limit_rows is None else within(whole)
+
+    def held(self, asof: int) -> int:
+        """About how many bytes of dead rows survive as of a number: what a lease as of it costs."""
+        stored, dead = self._store.stored, self._store.stored - self._store.live
+        if dead <= 0:
+            return 0
+        return self._store.dead_since(asof, self._stairs.low(asof), self.low) * (self.nbytes // stored)
 
     def _survivors(self, lo: int, hi: int, asof: int, limit: int) -> Span:
         rows, hi = self._store.survivors(lo, hi, asof, self._stairs.low(asof), limit)

@@ -15,6 +15,15 @@ NEVER: Seq = (1 << 63) - 1
 """The dead_at of a row that nothing has collected."""
 
 
+RECEIPTS = "_receipts/"
+"""Before a region's name: the stream of its delivery receipts, the one kind of internal stream that can be read."""
+
+
 def is_internal(stream: StreamId) -> bool:
-    """Whether a stream is a region's own bookkeeping, which nobody outside its chain sees."""
+    """Whether a stream is a region's own bookkeeping, which does not leave it."""
     return stream.startswith("_")
+
+
+def is_hidden(stream: StreamId) -> bool:
+    """Whether a stream is one that nobody outside the region's chain sees."""
+    return stream.startswith("_") and not stream.startswith(RECEIPTS)

@@ -12,47 +12,17 @@ import statistics
 import time
 from typing import Any
 
+from tidings.lab import region_load
 from tidings.sim.build import Deployment
 from tidings.sim.run import Progress
-from tidings.sim.scenario import Link, Protocol, Publisher, Region, Run, Scenario, Stream
 
-RATE = 864_000.0  # SP3: events per second and region
-BATCH = 4_320  # ours: 5 ms of it (decision 0005)
-GIGABIT = 1e9  # SP3
-WARM_UP = 0.7  # simulated seconds: the sessions open at 0.3, after that 0.3 until the flow is steady (SP3)
-NAMES = ("r0", "r1", "r2")
-
-
-def scenario(clients: int) -> Scenario:
-    """SP3's set-up with so many clients per region; the proxy's uplink is ten times a client's (decision 0005)."""
-    pairs = [("r0", "r1", 0.035), ("r0", "r2", 0.035), ("r1", "r2", 0.010)]
-    return Scenario(
-        scenario=Run(name=f"sprinkler-{3 * clients}", seconds=10.0),
-        regions=tuple(
-            Region(
-                name,
-                replicas=3,
-                clients=clients,
-                proxy_uplink=10 * GIGABIT,
-                proxy_downlink=10 * GIGABIT,
-                client_uplink=GIGABIT,
-                client_downlink=GIGABIT,
-            )
-            for name in NAMES
-        ),
-        links=tuple(Link(a, b, latency) for a, b, latency in pairs),
-        streams=tuple(Stream(f"s{at}", name, rows="counted") for at, name in enumerate(NAMES)),
-        publishers=tuple(
-            Publisher(name=f"driver-{name}", region=name, stream=f"s{at}", rate=RATE, batch=BATCH)
-            for at, name in enumerate(NAMES)
-        ),
-        protocol=Protocol(gossip=1.0, warm_views=True),
-    )
+WARM_UP = region_load.STEADY  # simulated seconds until the flow is steady
 
 
 def sprinkler(clients: int, seconds: float, seed: int) -> float:
     """Protocol events per second of wall time."""
-    deployment = Deployment(scenario(clients), seed, record=False, check=False, trace=False)
+    plan = region_load.scenario(clients, seconds=10.0)
+    deployment = Deployment(plan, seed, record=False, check=False, trace=False)
     world = deployment.world
     world.start()
     world.run(WARM_UP)

@@ -17,15 +17,17 @@ import statistics
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
 from tidings.check import judge
-from tidings.core.errors import BadInput
 from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.span import Span
 from tidings.lab.desk import Desks
+from tidings.lab.keeper import Keeping
+from tidings.lab.ledger import digest
 from tidings.lab.seeds import HEAL, LONG, SECONDS, TTL, WAITS, Plan
 from tidings.protocols.client import ReadDone
 from tidings.protocols.interregion import Advertise, InterRegionSettings, Subscribe, Unsubscribe
@@ -35,7 +37,7 @@ from tidings.protocols.proxy import Proxy
 from tidings.protocols.views import View, ViewsSettings
 from tidings.sim.build import Deployment, Note
 from tidings.sim.faults import FaultEvent
-from tidings.sim.run import Progress, failures, simulate
+from tidings.sim.run import failures, simulate
 
 TARGETS = ("sprinkler",)
 EVENTS_LEAST = 2_000  # that a seed publishes, whatever breaks: else it proves little
@@ -55,6 +57,7 @@ GOALS = {
     "snapshot installed": "snapshot_installed",
     "log cut back": "cut_back",
     "full restart": "full_restart",
+    "old disk found": "old_disk_found",
     "publisher retry across fail-over": "retry_across_failover",
     "publisher fenced": "publisher_fenced",
     "publisher expired": "publisher_expired",
@@ -65,10 +68,19 @@ GOALS = {
     "contradiction refused": "contradiction",
     "unsynced writes lost": "unsynced_lost",
     "read answered": "read_answered",
+    "lease granted": "lease_granted",
+    "lease renewed across fail-over": "lease_renewed_across_failover",
+    "lease kept a dead row readable": "lease_kept_dead_rows",
+    "lease expired": "lease_expired",
+    "AsofGone under an expired lease": "lease_gone",
     "change by an operator refused": "change_refused",
     "subscriber moved": "subscriber_moved",
     "subscriber given up": "subscriber_given_up",
     "subscription gap": "subscription_gap",
+    "sink batch committed": "sink_committed",
+    "sink commit answered again after fail-over": "sink_again_across_failover",
+    "sink aborted after its commit": "sink_abort_too_late",
+    "staged data expired": "sink_expired",
 }
 """What must have happened, and the counter that says it did."""
 
@@ -94,18 +106,25 @@ def run_seed(seed: int) -> dict[str, Any]:
     """Simulate one seed and judge it."""
     plan = Plan(seed)
     began = time.perf_counter()
-    deployment = Deployment(plan.scenario, seed, chain=plan.chain, publish=plan.publish, trace=False)
+    deployment = Deployment(
+        plan.scenario, seed, chain=plan.chain, publish=plan.publish, sinks=plan.sinks, sinking=plan.sinking, trace=False
+    )
     world = deployment.world
     events, hits = plan.break_things(deployment)
     seen = _Seen(deployment)
     world.observers.append(seen)
     desks = Desks(deployment, random.Random(f"desks/{seed}"), calm=plan.mood == "calm") if plan.desks else None
+    keeping = Keeping(deployment, plan.keeper) if plan.keeper else None
     simulate(deployment)
     violations = failures(deployment)
     if not violations:
         _demand(deployment, plan, events, hits, seen, desks)
-    violations += judge(deployment.recorder.trace())
-    rare = {"read_answered": seen.answered, "full_restart": sum(event.kind == "region_stop" for event in events)}
+        if keeping is not None:
+            keeping.demand(partial(deployment.recorder.gauge, world.now))
+    trace = deployment.recorder.trace()
+    violations += judge(trace)
+    kept = {} if keeping is None else keeping.reports
+    rare = kept | {"read_answered": seen.answered, "full_restart": sum(event.kind == "region_stop" for event in events)}
     return {
         "seed": seed,
         "mood": plan.mood,
@@ -118,6 +137,7 @@ def run_seed(seed: int) -> dict[str, Any]:
         "events": sum(row[0] for row in deployment.recorder.committed.values()),
         "clients": sum(region.clients for region in plan.scenario.regions),
         "regions": len(plan.scenario.regions),
+        "hash": digest([trace.published, trace.delivered, trace.log, trace.gauge]),
     }
 
 
@@ -220,6 +240,8 @@ def _demand(
     note("run", "sent_to_nobody", world.network.dropped["unknown"], 0)
     refused = reports.get("publisher_rows", 0) + reports.get("publisher_stream", 0)
     note("publishers", "refused", refused - (desks.refused if desks else 0), 0)
+    for node in deployment.sinks:
+        note(node, "unanswered_sink_requests", 0 if deployment.sink(node).idle else 1, 0)
     note("publishers", "repacked", reports.get("publisher_repacked", 0), 0)
     if plan.publish.ttl == TTL:  # else a head forgets an opening, and a late copy of it opens another session
         note("publishers", "fenced", reports.get("publisher_fenced", 0), int(plan.twin))
@@ -317,28 +339,20 @@ def _stall(deployment: Deployment) -> float:
 # --- many seeds -----------------------------------------------------------------------------------------
 
 
-def run(target: str, seeds: range, progress: Progress | None = None, jobs: int = 1) -> dict[str, Any]:
-    """Run a range of seeds, some at a time, and sum up (the JSON of `tidings check`)."""
-    if target not in TARGETS:
-        raise BadInput(f"target {target!r} is not built yet; there are: {', '.join(TARGETS)}")
+def summary(target: str, seeds: range, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What some seeds found, as `tidings check` prints it."""
     faults: Counter[str] = Counter()
     reports: Counter[str] = Counter()
     violations: list[dict[str, Any]] = []
-    outcomes: list[dict[str, Any]] = []
-    for outcome in _outcomes(seeds, jobs):
-        outcomes.append(outcome)
+    for outcome in sorted(outcomes, key=lambda each: each["seed"]):
         faults.update(outcome["faults"])
         reports.update(outcome["reports"])
-        replay = f"tidings check {target} --seeds {outcome['seed']}..{outcome['seed'] + 1}"
-        for invariant, detail in outcome["violations"]:
-            violations.append({"seed": outcome["seed"], "invariant": invariant, "detail": detail, "replay": replay})
-        if progress is not None:
-            progress(len(outcomes), len(seeds), f"{len(violations)} violations")
+        violations += described(target, outcome)
     reached = {goal: int(reports[counter]) for goal, counter in GOALS.items() if reports[counter]}
     return {
         "target": target,
         "seeds": f"{seeds.start}..{seeds.stop}",
-        "violations": sorted(violations, key=lambda each: each["seed"]),
+        "violations": violations,
         "faults": {kind: faults[kind] for kind in sorted({*faults, *FAULTS})},
         "reached": reached,
         "unreached": [goal for goal in GOALS if goal not in reached],
@@ -348,7 +362,18 @@ def run(target: str, seeds: range, progress: Progress | None = None, jobs: int =
     }
 
 
-def _outcomes(seeds: Iterable[int], jobs: int) -> Iterator[dict[str, Any]]:
+def described(target: str, outcome: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The violations of a seed, each with the command that runs it again."""
+    seed = outcome["seed"]
+    replay = f"tidings check {target} --seeds {seed}..{seed + 1}"
+    return [
+        {"seed": seed, "invariant": invariant, "detail": detail, "replay": replay}
+        for invariant, detail in outcome["violations"]
+    ]
+
+
+def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[dict[str, Any]]:
+    """Seeds, some at a time in processes of their own, as they end."""
     if jobs == 1:
         yield from map(run_seed, seeds)
         return

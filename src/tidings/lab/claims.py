@@ -7,12 +7,8 @@ the paper's although its shape is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from tidings.sim.run import Progress
 
 
 @dataclass(frozen=True)
@@ -47,16 +43,12 @@ class Findings:
     data: dict[str, list[str]] = field(default_factory=dict)
 
 
-Study = Callable[[str, Path, Progress | None], Findings]
-"""study(scale, out, progress): one simulation (or several) behind one or more experiments."""
-
-
 @dataclass(frozen=True)
 class Experiment:
-    """A figure or table of a paper that can be run."""
+    """A figure or table of a paper that can be run; ``study`` is the name of the study that runs it."""
 
     id: str
     paper: str
     title: str
     claims: tuple[str, ...]
-    study: Study
+    study: str

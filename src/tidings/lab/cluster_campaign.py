@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ from tidings.check import Violation, judge
 from tidings.client.connection import connect
 from tidings.core.errors import TidingsError
 from tidings.core.ids import StreamId
+from tidings.lab import campaign
 from tidings.lab.cluster_faults import EPISODES, Breaker, Episode
 from tidings.lab.cluster_load import Load, Order, Publishing, Subscribing, Way
 from tidings.lab.evidence import Evidence
 from tidings.net.loop import run as run_loop
 from tidings.server.local import LocalCluster
-from tidings.sim.run import Progress
 
 SECONDS = 6.0  # of load at least; faults may take longer
 READY = 40.0  # seconds until everybody must be back in the chain; ours: on a machine that is busy with other things
@@ -247,25 +248,18 @@ def counted(evidence: Evidence) -> Counter[str]:
 # --- many seeds -------------------------------------------------------------------------------------------------
 
 
-def run(seeds: range, progress: Progress | None = None) -> dict[str, Any]:
-    """Run a range of seeds, one after the other, and sum up (the JSON of `tidings check cluster`)."""
+def summary(target: str, seeds: range, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What some seeds found, as `tidings check cluster` prints it."""
     faults: Counter[str] = Counter()
     reports: Counter[str] = Counter()
-    violations: list[dict[str, Any]] = []
-    outcomes: list[dict[str, Any]] = []
-    for seed in seeds:
-        outcome = run_seed(seed)
-        outcomes.append(outcome)
+    for outcome in outcomes:
         faults.update(outcome["faults"])
         reports.update(outcome["reports"])
-        violations += described(outcome)
-        if progress is not None:
-            progress(len(outcomes), len(seeds), f"{len(violations)} violations")
     reached = {goal: int(reports[counter]) for goal, counter in GOALS.items() if reports[counter]}
     return {
-        "target": "cluster",
+        "target": target,
         "seeds": f"{seeds.start}..{seeds.stop}",
-        "violations": violations,
+        "violations": [each for outcome in outcomes for each in described(outcome)],
         "faults": {kind: faults[kind] for kind in sorted({*faults, *FAULTS})},
         "reached": reached,
         "unreached": [goal for goal in GOALS if goal not in reached],
@@ -277,12 +271,9 @@ def run(seeds: range, progress: Progress | None = None) -> dict[str, Any]:
 
 
 def described(outcome: Mapping[str, Any], most: int = 20) -> Iterator[dict[str, Any]]:
-    """The violations of a seed, each with the command that runs it again."""
-    seed = outcome["seed"]
-    replay = f"tidings check cluster --seeds {seed}..{seed + 1}"
-    for invariant, detail in outcome["violations"][:most]:
-        story = "; ".join(outcome["story"])
-        yield {"seed": seed, "invariant": invariant, "detail": detail, "story": story, "replay": replay}
+    """The violations of a seed, each with the command that runs it again and what was done to the cluster."""
+    for each in islice(campaign.described("cluster", outcome), most):
+        yield {**each, "story": "; ".join(outcome["story"])}
 
 
 def suited(kinds: Sequence[Episode], count: int) -> list[int]:

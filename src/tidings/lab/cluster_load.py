@@ -227,7 +227,8 @@ class Subscriber:
     async def run(self) -> None:
         """Until cancelled; what ends it otherwise is on record."""
         try:
-            async with connect(self.order.url, timeout=30.0, peer=self.order.kind == "peer") as t:
+            name, peer = self.order.name, self.order.kind == "peer"
+            async with connect(self.order.url, client_id=name, timeout=30.0, peer=peer) as t:
                 if self.order.kind == "cache":
                     await self._keep_cache(t)
                 else:

@@ -4,17 +4,18 @@ Every region has a by-key stream of invalidations and two publishers; cache clie
 fabric in several processes follow them, each connected to one region. While they do, a link is cut and healed, and a
 head, a middle and a tail are killed (each in another region) and replaced: by the same process back with its disk, or
 by a new one. Then the publishers stop, everybody has to reach the end, late subscribers read what collection has left
-in each region, and the functions of check/ judge what publishers were told and what everybody received.
+in each region, and the functions of check/ judge what publishers were told and what everybody received. At last the
+audit that users have: an archive, whose leases were there before the first event, brings all events and all receipts
+into a lake, and a Spark job judges every subscriber by what it said it was handed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,25 @@ from tidings.client.connection import connect
 from tidings.core.errors import BadInput
 from tidings.core.ids import FIRST, RegionId, StreamId
 from tidings.lab.cluster_load import Kind, Order, Progress, Publishing, Subscribing, Worker
-from tidings.lab.evidence import Evidence, Receipt, collected
+from tidings.lab.evidence import Evidence, collected
+from tidings.lab.lake_audit import Auditor, prepare
+from tidings.lab.stalls import longest_stall
 from tidings.server.local import LocalCluster
+from tidings.server.plan import Protocol
+from tidings.spark.session import require_java
 
 WORKERS = 3  # processes of subscribers; ours: with the replicas enough for two cores
 PUBLISHERS = 2  # per region
 RATE = 500.0  # events/s of a publisher; ours: what 9 replicas and 60 clients bear on two cores while others work
 BATCH = 250
 KEYS = 1_000
+KINDS: tuple[Kind, ...] = ("plain", "cache", "cache", "cache", "peer", "peer", "cache", "plain", "cache")
 DOWN = 2.5  # seconds until a killed replica is replaced; ours: longer than the silence after which it is removed
 ANSWERS = 30.0  # seconds that publishers have for their last answers; ours
 SETTLE = 30.0  # seconds that subscribers have to reach the end; ours
+LATE = "late-"  # how the names of subscribers begin that come when all is over
 LOST, DUPLICATED = ("acknowledged", "completeness"), ("no_duplication",)
+
 
 Show = Callable[["Demo"], None]
 
@@ -55,21 +63,23 @@ class Demo:
         self.phase = "starting"
         self.began = time.monotonic()
         self.loading = 0.0  # wall time at which publishing began
+        self.audited: dict[str, Any] = {}
         self.faults: list[dict[str, Any]] = []
         self.status: dict[str, Any] = {}
         self.history: list[tuple[float, int, int]] = []  # time, acked, delivered
         self.home: dict[str, RegionId] = {}  # of each client
         self.streams: dict[StreamId, RegionId] = {f"invalidations-{name}": name for name in self.regions}
         self._workers: list[Worker] = []
+        self._auditor: Auditor | None = None
 
     # --- the run --------------------------------------------------------------------------------------------
 
     async def run(self, show: Show | None = None) -> dict[str, Any]:
         """Everything, from an empty directory to the verdict (the JSON of `tidings demo`)."""
+        require_java()
         with tempfile.TemporaryDirectory(prefix="tidings-demo-") as folder:
-            cluster = LocalCluster(
-                len(self.regions), self.replicas, Path(folder) / "cluster", durability="durable", wan="us"
-            )
+            size, told = (len(self.regions), self.replicas), Protocol(receipts=True)
+            cluster = LocalCluster(*size, Path(folder) / "cluster", durability="durable", wan="us", protocol=told)
             watching: asyncio.Task[None] | None = None
             try:
                 await cluster.start()
@@ -81,12 +91,16 @@ class Demo:
                     await asyncio.gather(watching, return_exceptions=True)
                 for worker in self._workers:
                     await worker.end()
+                if self._auditor is not None:
+                    await self._auditor.end()
                 await cluster.stop()
         self.phase = "judging"
         return await asyncio.to_thread(self._verdict, evidence)
 
     async def _play(self, cluster: LocalCluster, folder: Path) -> Evidence:
         await self._create(cluster)
+        lake = folder / "lake"
+        await prepare(lake, {name: cluster.url(region) for name, region in self.streams.items()}, 600.0 + self.seconds)
         self.phase = "connecting"
         self._workers = [Worker(order, folder / f"{at}.evidence") for at, order in enumerate(self._orders(cluster.url))]
         await asyncio.gather(*[worker.start() for worker in self._workers])
@@ -100,13 +114,16 @@ class Demo:
         self.phase = "stopping"
         ends: dict[StreamId, int] = await talker.call({"stop": ANSWERS}, "ends", ANSWERS + 10.0)
         self.stopped = time.time()
+        self._auditor = Auditor(lake, cluster.url(self.regions[0]))
+        await self._auditor.start()
         self.phase = "healing"
         await cluster.until_ready()
         self.phase = "settling"
         late = [
-            Subscribing(name=f"late-{name}", url=cluster.url(name), streams=list(self.streams)) for name in self.regions
+            Subscribing(name=f"{LATE}{name}", url=cluster.url(name), streams=list(self.streams))
+            for name in self.regions
         ]
-        self.home.update({f"late-{name}": name for name in self.regions})
+        self.home.update({f"{LATE}{name}": name for name in self.regions})
         finish = {"finish": ends, "timeout": SETTLE, "late": []}
         asked = [finish | {"late": msgspec.to_builtins(late)}, *[finish for _ in self._workers[1:]]]
         calls = [worker.call(what, "done", SETTLE + 30.0) for worker, what in zip(self._workers, asked, strict=True)]
@@ -115,6 +132,8 @@ class Demo:
         evidence = Evidence()
         for worker in self._workers:
             evidence.add(await worker.evidence())
+        self.phase = "auditing"
+        self.audited = await self._auditor.audit()
         return evidence
 
     async def _create(self, cluster: LocalCluster) -> None:
@@ -127,7 +146,7 @@ class Demo:
                     await asyncio.sleep(0.05)
 
     def _orders(self, url: Callable[[RegionId], str]) -> list[Order]:
-        """One process of publishers and witnesses, and some of subscribers: two in three of them caches."""
+        """One process of publishers and witnesses, and some of subscribers: most of them caches."""
         publishers = [
             Publishing(
                 name=f"p{at}-{region}", url=url(region), stream=stream, rate=RATE, batch=BATCH, keys=KEYS, seed=at
@@ -143,11 +162,12 @@ class Demo:
         self.home.update({f"witness-{region}": region for region in self.regions})
         parts: list[list[Subscribing]] = [[] for _ in range(WORKERS)]
         for at in range(max(self.clients - len(witnesses), 0)):
-            region = self.regions[at % len(self.regions)]
-            kind: Kind = "peer" if at % 9 == 4 else "plain" if at % 9 in (0, 7) else "cache"
+            kind: Kind = KINDS[at % len(KINDS)]
+            region = self.regions[(at + at // len(KINDS)) % len(self.regions)]  # every kind in every region
             streams = [names[(at // len(names)) % len(names)]] if kind == "cache" else names
             self.home[f"{kind}-{at}"] = region
-            parts[at % WORKERS].append(Subscribing(name=f"{kind}-{at}", url=url(region), streams=streams, kind=kind))
+            part = parts[(at // len(self.regions) + at // len(KINDS)) % WORKERS]  # every process has its share of each
+            part.append(Subscribing(name=f"{kind}-{at}", url=url(region), streams=streams, kind=kind))
         return [
             Order(publishers=publishers, subscribers=witnesses),
             *[Order(subscribers=part) for part in parts if part],
@@ -236,7 +256,8 @@ class Demo:
         trace = evidence.trace(dict.fromkeys(self.streams, "by-key"))
         violations = judge(trace)
         by = Counter(each.invariant for each in violations)
-        stall, where = longest_stall(evidence.receipts, self.loading, self.stopped)
+        present = {name: home for name, home in self.home.items() if not name.startswith(LATE)}
+        stall = longest_stall(evidence, self.loading, self.stopped, present, self.faults)
         published = evidence.published
         self.phase = "done"
         return {
@@ -245,39 +266,33 @@ class Demo:
             "collected": collected(trace),
             "lost": sum(by[name] for name in LOST),
             "duplicated": sum(by[name] for name in DUPLICATED),
-            "longest_stall_s": round(stall, 3),
+            "longest_stall_s": round(stall.seconds, 3) if stall else 0.0,
+            "longest_stall": msgspec.to_builtins(stall) if stall else {},
             "faults": self.faults,
             "events_per_s": round(published / max(self.stopped - self.loading, 1e-6), 1),
-            "audit": {
-                "passed": not violations and published > 0,
-                "subscribers": len({each.subscriber for each in evidence.receipts}),
-                "streams": len(self.streams),
-                "receipts": len(evidence.receipts),
-                "violations": len(violations),
+            "audit": self.audited
+            | {
+                "passed": not violations and published > 0 and self._proved,
+                "violations": [*self.audited["violations"], *[_plain(each) for each in violations]],
                 "by_invariant": dict(sorted(by.items())),
                 "first": told(violations),
-                "longest_stall": where,
                 "collected_as_the_owners_count": sum(each["collected"] for each in self.status.get("streams", [])),
             },
             "seconds": round(time.monotonic() - self.began, 1),
         }
 
+    @property
+    def _proved(self) -> bool:
+        """Whether the lake's audit leaves nothing open."""
+        found = self.audited
+        return found["proved"] > 0 and not found["found"] and not found["unverifiable"]
+
+
+def _plain(violation: Violation) -> dict[str, Any]:
+    where = {name: value for name, value in violation.where.items() if isinstance(value, str | int | float)}
+    return {"fault": violation.fault, "invariant": violation.invariant, **where, "detail": violation.detail}
+
 
 def told(violations: list[Violation], most: int = 5) -> list[str]:
     """The first few violations in words."""
     return [f"{each.invariant}: {dict(each.where)}: {each.detail}" for each in violations[:most]]
-
-
-def longest_stall(receipts: list[Receipt], begin: float, end: float) -> tuple[float, dict[str, Any]]:
-    """The longest time anybody was told nothing of a stream while it was published to, and of whom that is true."""
-    times: dict[tuple[str, StreamId], list[float]] = defaultdict(list)
-    for each in receipts:
-        if each.time > begin and not each.subscriber.startswith("late-"):
-            times[each.subscriber, each.stream].append(each.time)
-    worst: tuple[float, dict[str, Any]] = (0.0, {})
-    for (subscriber, stream), found in times.items():
-        for earlier, later in itertools.pairwise([begin, *sorted(found)]):
-            if later - earlier > worst[0] and earlier < end:
-                at = round(earlier - begin, 1)
-                worst = (later - earlier, {"subscriber": subscriber, "stream": stream, "at_s": at})
-    return worst

@@ -14,6 +14,7 @@ undisturbed seconds before the cut, "noise" is the largest deviation in it.
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ from tidings.check import judge
 from tidings.core.ids import RegionId, StreamId
 from tidings.lab import figures
 from tidings.lab.claims import Claim, Experiment, Findings
+from tidings.lab.study import Row, Sql, Study
 from tidings.protocols.configuration import ConfigurationSettings
 from tidings.protocols.publishing import PublishSettings
 from tidings.sim.build import Deployment
@@ -672,10 +674,15 @@ def paint_latency(seen: Observed, axes: Axes) -> None:
 # --- the experiment -------------------------------------------------------------------------------------
 
 
-def study(scale: str, out: Path, progress: Progress | None = None) -> Findings:
-    """Run it at a scale, judge every claim, draw both figures."""
-    plan = scenario(scale)
-    return report(observe(plan, plan.scenario.seed, progress), out)
+def measure(point: Mapping[str, Any]) -> list[Row]:
+    """Run it; what was observed travels whole."""
+    return [{"observed": pickle.dumps(observe(scenario(point["scale"]), point["seed"]))}]
+
+
+def report_rows(sql: Sql, scale: str, out: Path) -> Findings:
+    """Judge and draw what the task observed."""
+    (row,) = sql("select observed from results")
+    return report(pickle.loads(row["observed"]), out)
 
 
 def report(seen: Observed, out: Path) -> Findings:
@@ -720,19 +727,20 @@ def _write(path: Path, parts: list[dict[str, Any]]) -> str:
     return str(path)
 
 
+STUDIES = (Study("link-cut", lambda scale: [{"scale": scale, "seed": 0}], measure, report_rows, ("link_cut",)),)
 EXPERIMENTS = (
     Experiment(
         "SP5",
         "sprinkler",
         "Figure 7a: throughput while a link between regions fails",
         ("SP5.dip", "SP5.recovery", "SP5.catch-up", "SP5.glitch", "ours.fail-over", "ours.rejoin", "ours.invariants"),
-        study,
+        "link-cut",
     ),
     Experiment(
         "SP6",
         "sprinkler",
         "Figure 7b: latency while a link between regions fails",
         ("SP6.before", "SP6.peak", "SP6.detour", "SP6.after", "SP6.origin-0", "ours.invariants"),
-        study,
+        "link-cut",
     ),
 )

@@ -19,10 +19,11 @@ import msgspec
 from tidings.core.errors import BadInput
 from tidings.core.filters import parse_attributes
 from tidings.core.gc import GcPolicy
-from tidings.core.ids import RegionId, StreamId
+from tidings.core.ids import FIRST, RegionId, StreamId
 from tidings.core.rows import ArrowRows, Origin, Rows, data_rows
 from tidings.core.ticks import MAX_STREAMS
 from tidings.protocols.kernel import Message, Value
+from tidings.protocols.leases import LeaseState
 from tidings.protocols.membership import Membership
 
 PREFIX = "_streams/"
@@ -78,16 +79,20 @@ class StreamState(Value, frozen=True, gc=False):
     horizon: int
     live: int
     collected: int
+    low: int = FIRST  # every row below this has been collected
+    floor: int = FIRST  # reads as of less are refused
 
 
 class Description(Message, frozen=True, gc=False):
-    """Regions, their chains, and the streams, as this replica knows them."""
+    """Regions, their chains, and the streams, that of its region's receipts too, as this replica knows them."""
 
     nonce: int
     region: RegionId
     memberships: tuple[Membership, ...]
     streams: tuple[StreamDef, ...]
     states: dict[StreamId, StreamState]
+    receipts: bool = False  # whether the cluster asks its subscribers for receipts
+    leases: tuple[LeaseState, ...] = ()
 
 
 class Why(Message, frozen=True, gc=False):

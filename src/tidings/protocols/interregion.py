@@ -96,7 +96,7 @@ class InterRegionSettings(Value, frozen=True, gc=False):
     period: float = 1.0
     c: float | None = None  # the constant C of A1.17 in events x seconds; None: c_scale x rate x period^2
     c_scale: float = 0.5  # below 1, so that a better source wins before the next advertisement (SP5, SP6)
-    window: int = 16  # messages in flight per subscription
+    window: int = 64  # messages in flight per subscription: 864,000 events/s (SP3) over 100 ms and back need 43
     chunk_rows: int = 4096  # rows in one of them
     retry: float = 0.5
     patience: int = 8  # retries without an answer before a subscription is dropped
@@ -230,7 +230,10 @@ class InterRegion:
 
     def _pump(self, to: NodeId, stream: StreamId) -> list[Effect]:
         subscription = self.subscribers[to, stream]
-        history = self.histories[stream]
+        history = self.histories.get(stream)
+        if history is None:  # the stream was deleted
+            del self.subscribers[to, stream]
+            return []
         effects: list[Effect] = []
         while subscription.next < history.horizon and len(subscription.unacked) < self.settings.window:
             spans = tuple(history.know(subscription.next, history.horizon, self.settings.chunk_rows))

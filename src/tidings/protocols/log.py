@@ -132,6 +132,12 @@ class Log:
         """The lsn of the newest record, or of the state the log starts from."""
         return self.first + len(self.records) - 1
 
+    def made(self, lsn: Lsn) -> int | None:
+        """The epoch that a record was made in; None if only its effect is left, which is committed."""
+        if lsn == 0:
+            return 0
+        return self.records[lsn - self.first].epoch if self.first <= lsn <= self.last else None
+
     def between(self, after: Lsn, upto: Lsn) -> tuple[Record, ...]:
         """Records with after < lsn <= upto."""
         return tuple(self.records[after + 1 - self.first : upto + 1 - self.first])
@@ -201,7 +207,7 @@ class Log:
         for history in self.histories.values():
             at = FIRST
             while at < history.horizon:
-                for span in history.know(at, history.horizon, chunk_rows):
+                for span in history.kept(at, history.horizon, chunk_rows):
                     piece.append(span)
                     rows += span.rows.count
                     at = span.hi

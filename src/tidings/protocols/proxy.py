@@ -20,7 +20,7 @@ from tidings.core.filters import ARROW, parse_attributes
 from tidings.core.filters import parse as parse_filter
 from tidings.core.gc import GcPolicy, due_before
 from tidings.core.history import History
-from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_internal
+from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_hidden
 from tidings.core.predicates import predicates_in
 from tidings.core.rows import ROW_SCHEMA, WHERE, ArrowRows, CountedRows, Origin, Rows, before_rows
 from tidings.core.span import MESSAGE_BYTES, Span
@@ -48,6 +48,8 @@ from tidings.protocols.chain import (
     Chain,
     ChainSettings,
     Committed,
+    Compare,
+    Compared,
     Fetch,
     Install,
     NextPiece,
@@ -84,6 +86,17 @@ from tidings.protocols.kernel import (
     Timer,
     Value,
 )
+from tidings.protocols.leases import (
+    LEASES,
+    Lease,
+    Leases,
+    LeaseSettings,
+    LeaseState,
+    Release,
+    Table,
+    Unleased,
+    table_in,
+)
 from tidings.protocols.log import DiskEntry, Log, Lsn
 from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Answer, Done, Gone, Know, Read
@@ -103,6 +116,21 @@ from tidings.protocols.publishing import (
     renumber,
 )
 from tidings.protocols.pull import PullProxy, PullSettings
+from tidings.protocols.receipts import Receipts, ReceiptSettings, ReceiptsKept, receipt_rows
+from tidings.protocols.receipts import definition as receipts_definition
+from tidings.protocols.receipts import sound as sound_receipts
+from tidings.protocols.sinks import (
+    SINKS,
+    STAGED,
+    STAGES,
+    AbortBatch,
+    BatchCommitted,
+    CommitBatch,
+    Sinks,
+    SinkSettings,
+    StageRows,
+    Step,
+)
 from tidings.protocols.subscriptions import (
     CURSORS,
     Consumed,
@@ -121,10 +149,17 @@ from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
 OWNER = "_owner"
 """The publisher name of events that a stream's owner publishes by itself ("before n" of a policy)."""
 
-CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Current, BeatTick, RetryTick})
+WEIGHED = 4  # leases whose dead rows are counted in one go; ours: a few milliseconds where millions are dead
+
+CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Compare, Compared, Current, BeatTick, RetryTick})
 VIEWS = frozenset({View, GossipTick})
 SUBSCRIPTIONS = frozenset({Follow, Consumed, Unfollow, FeedTick})
-HEAD_ONLY = frozenset({Publish, OpenSession, Define, OpenCursor, SaveCursor})
+HEAD_ONLY = frozenset(
+    {
+        *(Publish, OpenSession, Define, OpenCursor, SaveCursor, Receipts, Lease, Release),
+        *(StageRows, CommitBatch, AbortBatch),
+    }
+)
 INTER_REGION = frozenset({Know, Done, Advertise, Subscribe, Unsubscribe, Solicit, AdvertiseTick, PumpTick})
 
 
@@ -141,6 +176,9 @@ class ProxySettings(Value, frozen=True, gc=False):
     views: ViewsSettings = ViewsSettings()
     pull: PullSettings = PullSettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
+    receipts: ReceiptSettings = ReceiptSettings()
+    leases: LeaseSettings = LeaseSettings()
+    sinks: SinkSettings = SinkSettings()
     maintain: float = 0.5
 
 
@@ -164,17 +202,24 @@ class Proxy:
         self.catalog = Catalog(region, {region, *peers}, streams)
         self.streams = self.catalog.streams
         ttl = f"by-key,older-than:{settings.publish.ttl}s"
-        self.policies = {PUBLISHERS: GcPolicy.parse(ttl), CURSORS: GcPolicy.parse("by-key")}
+        self.policies = {PUBLISHERS: GcPolicy.parse(ttl), **dict.fromkeys((CURSORS, LEASES), GcPolicy.parse("by-key"))}
+        self.policies |= {SINKS: GcPolicy.parse("by-key"), **dict.fromkeys((STAGES, *STAGED), GcPolicy())}
         self.policies |= {definitions_of(name): GcPolicy.parse("by-key") for name in self.catalog.regions}
+        self.receipts = receipts_definition(region, settings.receipts)
+        self.policies[self.receipts.name] = GcPolicy.parse(settings.receipts.gc)
         self.policies |= {stream.name: GcPolicy.parse(stream.gc) for stream in streams}
         self.clocks = {s.name: HybridClock(s.number) for s in streams if s.region == region}
         owners = {definitions_of(name): name for name in self.catalog.regions}
         owners |= {stream.name: stream.region for stream in streams}
         self.owners = owners  # of every stream that leaves its region
+        self.leased: Table = {}  # as committed here
+        self.held: dict[str, int] = {}  # bytes of dead rows that each of them keeps
+        self.weighed = 0
 
         def make_history(stream: StreamId) -> History:
             counted = stream in self.streams and self.streams[stream].counted > 0
-            return History(stream, self.policies[stream], counted=counted)
+            leases = {name: entry.asof for name, entry in self.leased.items() if entry.stream == stream}
+            return History(stream, self.policies[stream], counted=counted, leases=leases)
 
         self.log = Log(make_history, self.policies, self._learn)
         self.log.replay(entries)
@@ -193,6 +238,8 @@ class Proxy:
         self.pull = PullProxy(me, settings.pull, self.views, rng, self.log.histories)
         self.publishers = Publishers(settings.publish)
         self.cursors = Cursors()
+        self.leases = Leases(settings.leases)
+        self.sinks = Sinks(self.log, region, lambda stream, now: self.clocks[stream].next(now), settings.sinks)
         self.subscriptions = Subscriptions(self.log.histories, self._match, settings.subscriptions)
         self.led: Lsn | None = None  # as head: the last record this replica did not number itself
         self.waiting: dict[Lsn, list[tuple[NodeId, Message]]] = {}  # answers owed when a record is committed
@@ -238,6 +285,8 @@ class Proxy:
         self.views.check()
         self.pull.check()
         self.subscriptions.check()
+        self.leases.check()
+        self.sinks.check()
         assert len(self.waiting) <= self.settings.chain.backlog, "answers owed are bounded by the backlog"
 
     # --- translating between the layers ---------------------------------------------------------------
@@ -269,31 +318,35 @@ class Proxy:
         """A record has entered the histories, as all ``fresh`` ones have."""
         out: list[Effect] = [Report("contradiction") for _ in item.refused]
         parts = item.record.parts
-        out += [Report("asof_above_horizon") for p in parts if p.asof > self.log.histories[p.stream].horizon]
-        for stream in dict.fromkeys(part.stream for part in parts):
+        known = [(part, self.log.histories[part.stream]) for part in parts if part.stream in self.log.histories]
+        out += [Report("asof_above_horizon") for part, history in known if part.asof > history.horizon]
+        for stream in dict.fromkeys(part.stream for part, _ in known):
             if stream in self.owners:
                 out.extend(self.inter_region.committed(stream))
             if stream in self.streams:
                 out.extend(self.pull.advance(now, stream))
+            if stream in self.streams or stream == self.receipts.name:
                 out.extend(self.subscriptions.committed(stream, _parts_of(stream, fresh)))
         answers = self.waiting.pop(item.record.lsn, ())
-        return out + [Send(node, answer) for node, answer in answers]
+        return [*out, *[Send(node, answer) for node, answer in answers], *self._move_sinks(now)]
 
     def _reconfigured(self, now: Time, membership: Membership) -> list[Effect]:
         self.views.learn(membership)
         if self.chain.is_head and self.led is None:
-            self._take_the_lead()
+            self._take_the_lead(now)
         elif not self.chain.is_head:
             self.led = None
             self.barrier = 0
             self.waiting.clear()
         return self.inter_region.reconfigure(now, membership, self.chain.is_head, self.chain.is_tail)
 
-    def _take_the_lead(self) -> None:
-        """A new head remembers publishers and ticks from history and log, committed or not."""
+    def _take_the_lead(self, now: Time) -> None:
+        """A new head remembers publishers, cursors, leases and ticks from history and log, committed or not."""
         self.led = self.log.last
         self.publishers.load(self._all_rows(PUBLISHERS))
         self.cursors.load(self._all_rows(CURSORS))
+        self.leases.load(now, self._all_rows(LEASES))
+        self.sinks.load(self._all_rows(SINKS), self._all_rows(STAGES))
         for stream, clock in self.clocks.items():
             clock.observe(self.log.ticks[stream])
 
@@ -309,13 +362,20 @@ class Proxy:
     def _receive_as_head(self, now: Time, src: NodeId, message: Message) -> Effects:
         if not self.chain.is_head:
             membership = self.chain.membership
-            return [Send(src, NotHead(membership))] if membership.epoch else NOTHING
+            known = membership.epoch > 0 and not self.chain.unproven  # a head that cannot be sure yet says nothing
+            return [Send(src, NotHead(membership))] if known else NOTHING
         if isinstance(message, OpenSession):
             return self._open_session(now, src, message)
         if isinstance(message, Define):
             return self._define(now, src, message)
         if isinstance(message, OpenCursor | SaveCursor):
             return self._cursor(now, src, message)
+        if isinstance(message, Receipts):
+            return self._keep(now, src, message)
+        if isinstance(message, Lease | Release):
+            return self._lease(now, src, message)
+        if isinstance(message, StageRows | CommitBatch | AbortBatch):
+            return self._sink(now, src, message)
         assert isinstance(message, Publish)
         return self._publish(now, src, message)
 
@@ -334,7 +394,8 @@ class Proxy:
     def _publish(self, now: Time, src: NodeId, batch: Publish) -> Effects:
         verdict = self.publishers.judge(now, batch)
         if verdict == "new":
-            verdict = "busy" if self.chain.busy else self._fits(batch)
+            held = self.chain.busy or self.sinks.busy(batch.stream)
+            verdict = "busy" if held else self._fits(batch.stream, batch.rows) or "new"
         if isinstance(verdict, Batch):
             again = Published(batch.session, batch.first, verdict.lo, verdict.lo + verdict.count)
             across = [Report("retry_across_failover")] if verdict.lsn <= (self.led or 0) else []
@@ -346,19 +407,19 @@ class Proxy:
             return [*self._answer_as_head(now, src, rejected), Report(f"publish_{verdict}")]
         return [Send(src, rejected), Report(f"publish_{verdict}")]
 
-    def _fits(self, batch: Publish) -> str:
-        """Whether a new batch can become part of its stream; what cannot must not reach the log."""
-        stream = self.streams.get(batch.stream)
+    def _fits(self, name: StreamId, rows: Rows) -> str:
+        """Why new rows cannot become part of their stream, or ""; what cannot must not reach the log."""
+        stream = self.streams.get(name)
         if stream is None or stream.region != self.region or stream.deleted:
             return "stream"
-        if batch.rows.nbytes > MESSAGE_BYTES:
+        if rows.nbytes > MESSAGE_BYTES:
             return "size"
-        if isinstance(batch.rows, CountedRows):
-            fits = batch.rows.size == stream.counted and batch.rows.count > 0
+        if isinstance(rows, CountedRows):
+            fits = rows.size == stream.counted and rows.count > 0
         else:
-            assert isinstance(batch.rows, ArrowRows)
-            fits = not stream.counted and batch.rows.count > 0 and self._rows_fit(stream, batch.rows)
-        return "new" if fits else "rows"
+            assert isinstance(rows, ArrowRows)
+            fits = not stream.counted and rows.count > 0 and self._rows_fit(stream, rows)
+        return "" if fits else "rows"
 
     def _answer_as_head(self, now: Time, to: NodeId, answer: Message) -> list[Effect]:
         """Answer for good only once a record written now is committed: a head that was replaced knows too little."""
@@ -395,10 +456,54 @@ class Proxy:
             owed.append((to, answer))
         return []
 
+    # --- sinks: batches that are staged by many and committed once ---------------------------------------------
+
+    def _sink(self, now: Time, src: NodeId, message: StageRows | CommitBatch | AbortBatch) -> Effects:
+        if self.chain.busy:
+            return [Report("sink_busy")]  # asked again later
+        if isinstance(message, StageRows):
+            step = self.sinks.stage(now, src, message, self._fits(message.of.stream, message.rows))
+        elif isinstance(message, CommitBatch):
+            step = self.sinks.commit(now, src, message)
+        else:
+            step = self.sinks.abort(now, src, message)
+        return [*self._take_step(now, step), *self._move_sinks(now)]
+
+    def _take_step(self, now: Time, step: Step) -> list[Effect]:
+        out: list[Effect] = [Report(name) for name in step.reports]
+        if step.parts:
+            out.extend(self._append(now, step.parts, None))
+        for to, answer, lsn in step.answers:
+            out.extend(self._answer(to, lsn, answer) if lsn else self._answer_as_head(now, to, answer))
+            if isinstance(answer, BatchCommitted) and answer.again and lsn <= (self.led or 0):
+                out.append(Report("sink_again_across_failover"))
+        return out
+
+    def _move_sinks(self, now: Time) -> list[Effect]:
+        """Go on with batches that are decided and not all moved to their streams."""
+        out: list[Effect] = []
+        while self.sinks.moving and self.chain.is_head and not self.chain.busy:
+            step = self.sinks.next(now)
+            if step is None:
+                break
+            out.extend(self._take_step(now, step))
+        return out
+
+    def _tidy_sinks(self, now: Time) -> list[Effect]:
+        """Drop what nobody commits, collect what is dropped."""
+        out = self._move_sinks(now)
+        for tidy in (self.sinks.expired, self.sinks.collected):
+            step = None if self.chain.busy else tidy(now)
+            if step is not None:
+                out.extend(self._take_step(now, step))
+        return out
+
     # --- streams and cursors -------------------------------------------------------------------------------
 
     def _learn(self, part: Span) -> None:
-        """A part has entered a history: definitions take effect."""
+        """A part has entered a history: definitions and leases take effect."""
+        if part.stream == LEASES:
+            self._hold(table_in([part.rows]))
         if not part.stream.startswith(PREFIX):
             return
         owner = part.stream.removeprefix(PREFIX)
@@ -422,7 +527,8 @@ class Proxy:
     def _define(self, now: Time, src: NodeId, request: Define) -> Effects:
         """Create, alter or delete a stream of this region; one definition is under way at a time."""
         stream = definitions_of(self.region)
-        if self.chain.busy or self.log.ends[stream] > self.log.histories[stream].horizon:
+        moving = self.sinks.busy(request.definition.name)
+        if self.chain.busy or moving or self.log.ends[stream] > self.log.histories[stream].horizon:
             return [Report("define_busy")]  # asked again later
         try:
             definition = self.catalog.define(request.operation, request.definition)
@@ -447,15 +553,71 @@ class Proxy:
         effects = self._append(now, [part], None)
         return [*effects, *self._answer(src, self.log.last, answer)]
 
+    def _keep(self, now: Time, src: NodeId, message: Receipts) -> Effects:
+        """Write receipts down; asked again they are written again, which says nothing new."""
+        if not sound_receipts(message):
+            return [Report("bad_message")]
+        if self.chain.busy:
+            return [Report("receipts_busy")]  # asked again later
+        stream = self.receipts.name
+        lo = self.log.ends[stream]
+        part = Span.of(stream, lo, receipt_rows(lo, message.receipts, src, now, self.region))
+        effects = self._append(now, [part], None)
+        return [*effects, *self._answer(src, self.log.last, ReceiptsKept(message.nonce))]
+
+    def _lease(self, now: Time, src: NodeId, message: Lease | Release) -> Effects:
+        """Grant, renew, move or end a lease of a stream of this region."""
+        if self.chain.busy:
+            return [Report("lease_busy")]  # asked again later
+        stream = self._readable(message.stream)
+        if stream is None or stream.region != self.region or stream.deleted:
+            return [Send(src, Unleased(message.name, message.stream, f"region {self.region} has no such stream"))]
+        answer, changed, reports = self.leases.receive(now, message, self.log.ends[message.stream])
+        if not changed:
+            return [*reports, *self._answer_as_head(now, src, answer)]
+        effects = self._append(now, [self._lease_table(now)], None)
+        return [*reports, *effects, *self._answer(src, self.log.last, answer)]
+
+    def _lease_table(self, now: Time) -> Span:
+        lo = self.log.ends[LEASES]
+        return Span.of(LEASES, lo, self.leases.rows(lo, now))
+
+    def _hold(self, table: Table) -> None:
+        """Another table is committed here: what it does not keep may be purged, what it does may not."""
+        for name, old in self.leased.items():
+            if name not in table and old.stream in self.log.histories:
+                self.log.histories[old.stream].release(name)
+        self.leased = table
+        for name, entry in table.items():
+            history = self.log.histories.get(entry.stream)
+            if history is not None:
+                history.lease(name, max(entry.asof, history.floor))
+
+    def _weigh(self) -> None:
+        """Count the bytes of dead rows that leases hold, of a few in turn: each takes a look at all dead rows."""
+        names = sorted(self.leased)
+        for _ in range(min(WEIGHED, len(names))):
+            self.weighed += 1
+            name = names[self.weighed % len(names)]
+            history = self.log.histories.get(self.leased[name].stream)
+            self.held[name] = 0 if history is None else history.held(self.leased[name].asof)
+        self.held = {name: self.held[name] for name in names if name in self.held}
+
     def _match(self, stream: StreamId, where: str) -> Match:
         """The filter of a subscription."""
-        if self.streams[stream].counted:
+        definition = self._readable(stream)
+        assert definition is not None
+        if definition.counted:
             raise BadInput(f"stream {stream!r} only counts its events: there is nothing to filter by")
-        return parse_filter(where, parse_attributes(self.streams[stream].attrs)).mask
+        return parse_filter(where, parse_attributes(definition.attrs)).mask
+
+    def _readable(self, stream: StreamId) -> StreamDef | None:
+        """The definition of a stream that readers may have."""
+        return self.receipts if stream == self.receipts.name else self.streams.get(stream)
 
     def _rows_fit(self, stream: StreamDef, rows: ArrowRows) -> bool:
         """Whether the columns are those that every stream has and some of its attributes, and its predicates final."""
-        if rows.batch.schema.equals(ROW_SCHEMA):
+        if rows.plain:
             return True
         declared = {name: ARROW[kind] for name, kind in parse_attributes(stream.attrs).items()} | {WHERE: pa.string()}
         base, extra = list(rows.batch.schema)[: len(ROW_SCHEMA)], list(rows.batch.schema)[len(ROW_SCHEMA) :]
@@ -471,7 +633,7 @@ class Proxy:
 
     def _read(self, src: NodeId, read: Read) -> Effects:
         history = self.log.histories.get(read.stream)
-        if history is None or is_internal(read.stream) or not FIRST <= read.lo < read.hi:
+        if history is None or is_hidden(read.stream) or not FIRST <= read.lo < read.hi:
             return [Report("bad_message")]
         try:
             return [Send(src, Answer(history.rows(read.lo, read.hi, read.asof)))]
@@ -485,13 +647,18 @@ class Proxy:
         if isinstance(message, Describe):
             own = self.chain.membership
             others = [self.inter_region.peers[name] for name in sorted(self.inter_region.peers)]
-            known = {name: self.log.histories[name] for name in self.streams if name in self.log.histories}
-            states = {name: StreamState(h.horizon, h.live, h.collected) for name, h in known.items()}
-            alive = tuple([stream for stream in self.streams.values() if not stream.deleted])
-            return Description(message.nonce, self.region, (own, *others), alive, states)
+            told = [*[stream for stream in self.streams.values() if not stream.deleted], self.receipts]
+            known = {each.name: self.log.histories[each.name] for each in told if each.name in self.log.histories}
+            states = {name: StreamState(h.horizon, h.live, h.collected, h.low, h.floor) for name, h in known.items()}
+            leases = [
+                LeaseState(name, e.stream, e.asof, e.ttl, e.bytes, self.held.get(name, 0))
+                for name, e in self.leased.items()
+            ]
+            ask = self.settings.receipts.ask
+            return Description(message.nonce, self.region, (own, *others), tuple(told), states, ask, tuple(leases))
         assert isinstance(message, Why)
         history = self.log.histories.get(message.stream)
-        if history is None or is_internal(message.stream):
+        if history is None or is_hidden(message.stream):
             return Because(message.stream, message.seq, "unknown stream")
         if message.seq >= history.horizon:
             return Because(message.stream, message.seq, "not published yet")
@@ -507,13 +674,26 @@ class Proxy:
     def _maintain(self, now: Time) -> list[Effect]:
         out: list[Effect] = [SetTimer(self.settings.maintain, MaintainTick())]
         self.publishers.expire(now)
+        if self.leased:
+            self._weigh()
+        if self.chain.is_head and self.leases.entries and not self.chain.busy:
+            ended = self.leases.expire(now, self.log.histories, self.held)
+            if ended:
+                out += [*ended, *self._append(now, [self._lease_table(now)], None)]
+        if self.chain.is_head:
+            out.extend(self._tidy_sinks(now))
         for stream, history in self.log.histories.items():
             history.purge()
-            if self.chain.is_head and (stream == PUBLISHERS or stream in self.clocks) and not self.chain.busy:
+            if self.chain.is_head and self._collects(stream) and not self.chain.busy:
                 before = due_before(self.policies[stream], history, now)
                 if before is not None:
                     out.extend(self._append(now, [self._before(now, stream, before)], None))
         return out
+
+    def _collects(self, stream: StreamId) -> bool:
+        """Whether it is for this region to publish what a stream's policy owes."""
+        ours = stream in self.clocks or stream in (PUBLISHERS, self.receipts.name)
+        return ours and not self.sinks.busy(stream)
 
     def _before(self, now: Time, stream: StreamId, before: int) -> Span:
         """The owner's own collecting event, as a policy demands (A1.43)."""

@@ -191,6 +191,7 @@ class StreamState:
     __slots__ = (
         "armed",
         "asked",
+        "due",
         "epoch",
         "generation",
         "held",
@@ -216,6 +217,7 @@ class StreamState:
         self.asked: list[Ask] = []
         self.since: Time = 0.0  # of the last progress, or since when something is lacking
         self.armed = False  # a FallbackTick is under way
+        self.due: Time = 0.0  # when it should run out
         self.generation = 0
         self.patience = settings.proxy_timeout
         self.turn = 0  # which replica is asked next, counted from the tail; of each stream, or they would keep step
@@ -367,7 +369,7 @@ class PullClient:
             state.since = now
         ask = self._ask(now, state, src, state.next, offer.horizon)
         state.next = offer.horizon
-        return [ask] if state.armed else [ask, self._arm_fallback(state, self.settings.fallback)]
+        return [ask] if state.armed else [ask, self._arm_fallback(now, state, self.settings.fallback)]
 
     def receive_request(self, now: Time, src: NodeId, want: Want) -> Effects:
         """Answer with what is stored of the range, perhaps nothing, and with the own horizon."""
@@ -406,7 +408,7 @@ class PullClient:
             if ask is not None:
                 self._follow_up(now, state, ask, know, useful, effects)
             if not state.armed:
-                effects.append(self._arm_fallback(state, self.settings.fallback))
+                effects.append(self._arm_fallback(now, state, self.settings.fallback))
         return effects
 
     def deliver_event(self, state: StreamState, span: Span, effects: list[Effect]) -> None:
@@ -503,8 +505,9 @@ class PullClient:
 
     # --- timers -----------------------------------------------------------------------------------------
 
-    def _arm_fallback(self, state: StreamState, delay: float) -> SetTimer:
+    def _arm_fallback(self, now: Time, state: StreamState, delay: float) -> SetTimer:
         state.armed = True
+        state.due = now + delay
         state.generation += 1
         return SetTimer(delay, FallbackTick(state.name, state.generation))
 
@@ -522,6 +525,8 @@ class PullClient:
         effects: list[Effect] = []
         wait = self.settings.fallback
         slack = wait / 8  # ours: so much early or late is the same, and no timer is set for an instant
+        if (late := now - state.due) > slack:  # this end is slow: answers may have come that it has not read yet
+            wait += min(2 * late, self.settings.proxy_timeout)
         state.since = min(state.since, now)  # the clock may have been set back
         left = state.since + wait - now
         if left > slack:
@@ -529,14 +534,14 @@ class PullClient:
         else:
             asked, state.asked = state.asked, []
             for ask in asked:
-                if 0 <= now - ask.at < (state.patience if ask.fallback else wait) - slack:
+                if 0 <= now - ask.at < (max(state.patience, wait) if ask.fallback else wait) - slack:
                     state.asked.append(ask)
                 elif ask.fallback:
                     state.turn += 1
                     if state.turn % len(self.views.contacts) == 0:  # all have been asked
                         state.patience = min(2 * state.patience, 4 * self.settings.proxy_timeout)
             self.request_from_proxy(now, state, effects)
-        effects.append(self._arm_fallback(state, wait))
+        effects.append(self._arm_fallback(now, state, wait))
         return effects
 
     def _shuffle(self, now: Time, timer: ShuffleTick) -> Effects:

@@ -23,12 +23,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from tidings.core.errors import BadInput
+from tidings.core.errors import AsofGone, BadInput
 from tidings.core.history import History
-from tidings.core.ids import FIRST, NodeId, StreamId, is_internal
+from tidings.core.ids import FIRST, NEVER, NodeId, StreamId, is_hidden
 from tidings.core.lens import ALL, Lens
 from tidings.core.rows import NO_ROWS, ArrowRows, Mask, Origin, Rows, data_rows
-from tidings.core.span import MESSAGE_BYTES, Span
+from tidings.core.span import MESSAGE_BYTES, Span, within
 from tidings.protocols.kernel import (
     NOTHING,
     Command,
@@ -63,12 +63,17 @@ MakeMatch: TypeAlias = Callable[[StreamId, str], Match]
 
 
 class Follow(Message, frozen=True, gc=False):
-    """Feed me this stream from ``lo`` on. Answered with `Feed` (at once, perhaps empty) or `Unfollowed`."""
+    """Feed me this stream from ``lo`` on. Answered with `Feed` (at once, perhaps empty) or `Unfollowed`.
+
+    With ``asof`` it is a read: exactly the rows that survive collection below that number, the same from everybody.
+    """
 
     id: int
     stream: StreamId
     lo: int  # a number, EARLIEST or LATEST
     where: str = ""
+    hi: int = 0  # where it ends; 0: nowhere
+    asof: int = 0  # 0: as it is when it is sent
 
 
 class Feed(Message, frozen=True, gc=False):
@@ -102,11 +107,15 @@ class Unfollow(Message, frozen=True, gc=False):
 
 
 class Unfollowed(Message, frozen=True, gc=False):
-    """The subscription cannot be had, and why. ``unknown``: there is no such stream here, perhaps not yet."""
+    """The subscription cannot be had, and why. ``unknown``: there is no such stream here, perhaps not yet.
+
+    ``floor``: this replica has forgotten how things were as of the number asked for; it can tell from here on.
+    """
 
     id: int
     reason: str
     unknown: bool = False
+    floor: int = 0
 
 
 class OpenCursor(Message, frozen=True, gc=False):
@@ -150,7 +159,7 @@ class SubscriptionSettings(Value, frozen=True, gc=False):
     patience: int = 20  # beats without an answer before a subscriber is given up
     subscriptions: int = 65_536
     silence: float = 2.0  # seconds without a sign of life before the next replica is asked
-    again: float = 0.5  # likewise after a connection was lost
+    again: float = 0.5  # likewise after a connection was lost; doubles while nobody answers, up to the silence
     settle: float = 3.0  # seconds for which a stream that a replica does not know may be new rather than none
     save: float = 0.2  # seconds between savings of a cursor
 
@@ -161,10 +170,14 @@ class SubscriptionSettings(Value, frozen=True, gc=False):
 class Position:
     """How far one subscriber has been fed."""
 
-    __slots__ = ("asof", "done", "flying", "idle", "lens", "match", "next", "said", "stream", "unacked")
+    __slots__ = ("asof", "done", "end", "fixed", "flying", "idle", "lens", "match", "next", "said", "stream", "unacked")
 
-    def __init__(self, stream: StreamId, lo: int, lens: Lens, match: Match | None) -> None:
+    def __init__(
+        self, stream: StreamId, lo: int, lens: Lens, match: Match | None, end: int = NEVER, fixed: int = 0
+    ) -> None:
         self.stream = stream
+        self.end = end  # first number that is not wanted
+        self.fixed = fixed  # rows are wanted as of this number; 0: as they are when sent
         self.next = lo  # first number not looked at
         self.said = lo  # first number not told of: what lies between has no row that passes the filter
         self.asof = lo  # as of which that is so
@@ -219,14 +232,14 @@ class Subscriptions:
     def committed(self, stream: StreamId, fresh: Sequence[Span] = ()) -> list[Effect]:
         """The horizon of a stream has moved: feed those who follow it, with the spans that moved it if they can be."""
         effects: list[Effect] = []
-        for key, position in self.by_stream.get(stream, {}).items():
+        for key, position in list(self.by_stream.get(stream, {}).items()):
             self._pump(key, position, effects, fresh)
         return effects
 
     def _follow(self, src: NodeId, follow: Follow) -> Effects:
         history = self.histories.get(follow.stream)
         key = (src, follow.id)
-        if history is None or is_internal(follow.stream):
+        if history is None or is_hidden(follow.stream):
             return [Send(src, Unfollowed(follow.id, f"stream {follow.stream!r} is unknown here", True))]
         if key not in self.positions and len(self.positions) >= self.settings.subscriptions:
             return [Send(src, Unfollowed(follow.id, "this replica has no room for another subscription"))]
@@ -238,8 +251,10 @@ class Subscriptions:
         lo = {EARLIEST: FIRST, LATEST: history.horizon}.get(follow.lo, follow.lo)
         if lo < FIRST:
             return [Send(src, Unfollowed(follow.id, f"a stream begins at {FIRST}, not at {follow.lo}"))]
+        if 0 < follow.hi <= lo:
+            return [Send(src, Unfollowed(follow.id, f"[{lo}, {follow.hi}) is not a range of numbers"))]
         self._drop(key)
-        position = Position(follow.stream, lo, lens, match)
+        position = Position(follow.stream, lo, lens, match, follow.hi or NEVER, follow.asof)
         self.positions[key] = position
         self.by_stream.setdefault(follow.stream, {})[key] = position
         effects: list[Effect] = []
@@ -266,22 +281,41 @@ class Subscriptions:
     def _pump(
         self, key: tuple[NodeId, int], position: Position, effects: list[Effect], fresh: Sequence[Span] = ()
     ) -> None:
-        """Send what is committed and fits the window; coverage without rows waits for rows, or for the beat."""
+        """Send what is committed and fits the window; coverage without rows waits for rows, the end or the beat."""
         history = self.histories[position.stream]
-        while position.next < history.horizon and self._credit(position):
-            spans = self._as_they_came(position.next, fresh)
+        while position.next < min(history.horizon, position.end) and self._credit(position):
+            try:
+                spans = self._next(position, history, fresh)
+            except AsofGone as gone:
+                self._drop(key)
+                effects += [Send(key[0], Unfollowed(key[1], str(gone), floor=gone.floor)), Report("asof_gone")]
+                return
             if not spans:
-                spans = history.know(position.next, history.horizon, self.settings.chunk_rows)
+                return
             position.next = spans[-1].hi
             if position.match is not None:
                 match = position.match
                 spans = [span.filter(position.lens, match(span.rows)) for span in spans]
-                if not any([span.rows.count for span in spans]):
+                if position.next < position.end and not any([span.rows.count for span in spans]):
                     position.asof = max([position.asof, *[span.asof for span in spans]])
                     continue
                 if position.said < spans[0].lo:
                     spans = [self._hidden(position, spans[0].lo), *spans]
             self._feed(key, position, spans, effects)
+
+    def _next(self, position: Position, history: History, fresh: Sequence[Span]) -> list[Span]:
+        """The spans to send next: a message full, or none while the horizon has not reached what they are as of."""
+        if position.fixed:
+            if history.horizon < position.fixed:
+                return []
+            hi = min(history.horizon, position.end)
+            asof = max(position.fixed, position.next)  # nothing below a number collects it
+            return within([history.rows(position.next, hi, asof, self.settings.chunk_rows)])
+        if position.end == NEVER:
+            spans = self._as_they_came(position.next, fresh)
+            if spans:
+                return spans
+        return history.know(position.next, position.end, self.settings.chunk_rows)
 
     def _as_they_came(self, lo: int, fresh: Sequence[Span]) -> list[Span]:
         """Of the spans just committed those that continue from ``lo``: whoever keeps up gets each batch uncopied.
@@ -434,11 +468,15 @@ class Saved(Value, frozen=True, gc=False):
 
 
 class Ended(Value, frozen=True, gc=False):
-    """Delivered to the application: the subscription is over. ``superseded``: a newer holder has its name."""
+    """Delivered to the application: the subscription is over. ``superseded``: a newer holder has its name.
+
+    ``floor``: nobody can tell any more how things were as of the number asked for, only from here on.
+    """
 
     id: int
     reason: str
     superseded: bool = False
+    floor: int = 0
 
 
 class FollowTick(Timer, frozen=True, gc=False):
@@ -446,7 +484,11 @@ class FollowTick(Timer, frozen=True, gc=False):
 
 
 class Subscriber:
-    """One subscription of a client, durable if it has a name. ``lo``: a number, EARLIEST or LATEST."""
+    """One subscription of a client, durable if it has a name. ``lo``: a number, EARLIEST or LATEST.
+
+    With ``hi`` it ends there, with ``asof`` it is a read (`Follow`). A replica that has forgotten how things were as
+    of that number is left for the next one, and when all have, the region for ``owner``, where leases are kept.
+    """
 
     def __init__(
         self,
@@ -458,7 +500,14 @@ class Subscriber:
         membership: Membership,
         settings: SubscriptionSettings,
         holder: int,
+        hi: int = 0,
+        asof: int = 0,
+        owner: Membership | None = None,
     ) -> None:
+        self.hi = hi
+        self.asof = asof
+        self.owner = owner
+        self.denied = 0  # replicas in turn that have forgotten
         self.id = id
         self.stream = stream
         self.lo = lo
@@ -474,6 +523,8 @@ class Subscriber:
         self.processed = 0  # what the application wants saved
         self.saved = 0
         self.heard: Time = 0.0
+        self.ticked: Time = 0.0  # when this end last looked
+        self.moves = 0  # since anybody was heard of
         self.turn = holder % len(membership.replicas)  # whom to ask, counted from the head: subscribers spread
         self.head = 0  # whom to ask for the cursor, likewise
         self.unsaved = 0  # ticks for which a cursor has not been saved
@@ -490,7 +541,7 @@ class Subscriber:
             self.horizon = FIRST if lo == EARLIEST else lo
 
     def start(self, now: Time) -> Effects:
-        self.heard = self.began = now
+        self.heard = self.began = self.ticked = now
         return [*self._ask(), SetTimer(self.settings.save, FollowTick())]
 
     def handle(self, now: Time, input: Input) -> Effects:
@@ -499,16 +550,18 @@ class Subscriber:
         match input:
             case Received(src, Feed() as feed) if feed.id == self.id:
                 return self._feed(now, src, feed)
-            case Received(src, Unfollowed(id, reason, unknown)) if id == self.id and src == self._source():
+            case Received(src, Unfollowed(id, reason, unknown, floor)) if id == self.id and src == self._source():
+                if floor:
+                    return self._forgotten(now, reason, floor)
                 if unknown and now - self.began < self.settings.settle:
                     return self._soon(now)
                 return self._end(reason)
             case Received(_, CursorAt() as at) if (at.name, at.stream) == (self.name, self.stream):
                 return self._cursor(now, at)
             case Received(_, NotHead(membership)):
-                self._learn(membership)
+                effects = self._learn(now, membership)
                 self.head = 0
-                return self._ask() if not self.opened else NOTHING
+                return self._ask() if not self.opened else effects
             case Take(horizon):
                 return self._take(horizon)
             case Save(horizon, prompt):
@@ -520,8 +573,7 @@ class Subscriber:
             case Lost(node) if node == self._source():
                 return [*self._move(now), *self._soon(now)]
             case Learn(membership):
-                self._learn(membership)
-                return NOTHING
+                return self._learn(now, membership)
             case Expired(FollowTick()):
                 return [*self._tick(now), SetTimer(self.settings.save, FollowTick())]
         return NOTHING
@@ -546,10 +598,10 @@ class Subscriber:
             assert self.name is not None
             return [Send(self._head(), OpenCursor(self.name, self.stream, self.holder))]
         self.held = len(self.ahead) >= self.settings.window
-        if self.held:
+        if self.held or (self.horizon is not None and self.horizon >= self.hi > 0):
             return []
         lo = LATEST if self.horizon is None else self.horizon
-        return [Send(self._source(), Follow(self.id, self.stream, lo, self.where))]
+        return [Send(self._source(), Follow(self.id, self.stream, lo, self.where, self.hi, self.asof))]
 
     def _take(self, horizon: int) -> list[Effect]:
         self.taken = max(self.taken, horizon)
@@ -562,27 +614,46 @@ class Subscriber:
 
     def _soon(self, now: Time) -> list[Effect]:
         """Do not wait for long before the next replica is asked."""
-        self.heard = now - self.settings.silence + self.settings.again
+        wait = min(self.settings.silence, self.settings.again * 2.0 ** max(self.moves - 1, 0))
+        self.heard = now - self.settings.silence + wait
         return []
 
     def _move(self, now: Time) -> list[Effect]:
         self.turn += 1
+        self.moves += 1
         self.heard = now
         return [Report("subscriber_moved"), *self._ask()]
 
-    def _learn(self, membership: Membership) -> None:
-        """Keep to the replica that feeds, if it is still in the chain."""
-        if membership.region == self.membership.region and membership.epoch > self.membership.epoch:
-            source = self._source()
-            self.membership = membership
-            self.head = 0
-            if source in membership.replicas:
-                self.turn = membership.replicas.index(source)
+    def _forgotten(self, now: Time, reason: str, floor: int) -> list[Effect]:
+        """The next replica may remember, or the owner's."""
+        self.denied += 1
+        if self.denied < len(self.membership.replicas):
+            return self._move(now)
+        if self.owner is not None and self.owner.region != self.membership.region:
+            self.membership, self.owner, self.denied = self.owner, None, 0
+            return [Report("read_redirected"), *self._move(now)]
+        return self._end(reason, floor=floor)
+
+    def _learn(self, now: Time, membership: Membership) -> list[Effect]:
+        """Keep to the replica that feeds, if it is still in the chain; else ask another at once."""
+        if membership.region != self.membership.region or membership.epoch <= self.membership.epoch:
+            return []
+        source = self._source()
+        self.membership = membership
+        self.head = 0
+        if source in membership.replicas:
+            self.turn = membership.replicas.index(source)
+            return []
+        return self._move(now) if self.opened else []
 
     def _feed(self, now: Time, src: NodeId, feed: Feed) -> Effects:
         if src != self._source():
-            return [Send(src, Unfollow(self.id))]
+            if self.moves == 0 or src not in self.membership.replicas:
+                return [Send(src, Unfollow(self.id))]
+            self.turn = self.membership.replicas.index(src)  # asked before, it answers first: late is better than never
         self.heard = now
+        self.moves = 0
+        self.denied = 0
         if self.horizon is None:
             self.horizon = feed.at
         self.taken = self.taken or self.horizon
@@ -595,6 +666,8 @@ class Subscriber:
             self.ahead.append(self.horizon)
         if feed.at > self.horizon:  # something between was lost
             return [*effects, Report("subscription_gap"), *self._ask()]
+        if not feed.spans and feed.at < self.horizon:  # it remembers this subscriber from long ago
+            return [Report("subscription_behind"), *self._ask()]
         if not feed.spans and (self.taken < self.horizon or not self.told):  # slow, but here; what was said may be lost
             self.told = True
             effects.append(Send(src, Consumed(self.id, self.taken)))
@@ -618,9 +691,9 @@ class Subscriber:
             return self._ask()
         return [Deliver(Saved(self.id, self.saved))]
 
-    def _end(self, reason: str, *, superseded: bool = False) -> list[Effect]:
+    def _end(self, reason: str, *, superseded: bool = False, floor: int = 0) -> list[Effect]:
         self.over = True
-        return [Send(self._source(), Unfollow(self.id)), Deliver(Ended(self.id, reason, superseded))]
+        return [Send(self._source(), Unfollow(self.id)), Deliver(Ended(self.id, reason, superseded, floor))]
 
     def _tick(self, now: Time) -> list[Effect]:
         effects = self._save()
@@ -628,7 +701,10 @@ class Subscriber:
         if self.unsaved > TRIES:  # perhaps that replica is gone: another one knows who is head
             self.unsaved = 0
             self.head += 1
-        if now - self.heard > self.settings.silence or now < self.heard:
+        slept, self.ticked = not 0 <= now - self.ticked <= self.settings.silence / 2, now
+        if slept:
+            self.heard = now  # what came meanwhile is still to be read: this end's own absence is nobody's silence
+        elif now - self.heard > self.settings.silence:
             self.head += 1
             effects.extend(self._move(now))
         return effects

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tidings.core.errors import BadInput
-from tidings.core.ids import NodeId, RegionId
+from tidings.core.ids import NodeId, RegionId, is_internal
 from tidings.net.loop import run
 from tidings.net.names import seed_of
 from tidings.protocols.catalog import Operation, StreamDef
@@ -77,7 +77,7 @@ def streams(target: Target) -> list[StreamDef]:
 async def _streams(target: Target, seeds: Iterable[NodeId]) -> list[StreamDef]:
     async with target.asker() as asker:
         described = await asker.describe_any(seeds, 3 * ANSWER)
-    return sorted(described.streams, key=lambda stream: stream.name)
+    return sorted([each for each in described.streams if not is_internal(each.name)], key=lambda each: each.name)
 
 
 def define(target: Target, operation: Operation, name: str, region: RegionId | None, gc: str, attrs: str) -> StreamDef:

@@ -34,6 +34,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, json, structs
 
 from tidings.core.errors import BadInput
+from tidings.core.gc import GcPolicy
 from tidings.core.ids import NodeId, RegionId
 from tidings.net.names import CONFIG, make_id, parse_address
 from tidings.net.shape import PRESETS, Wan
@@ -45,6 +46,7 @@ from tidings.protocols.membership import Membership
 from tidings.protocols.proxy import ProxySettings
 from tidings.protocols.publishing import PublishSettings
 from tidings.protocols.pull import PullSettings
+from tidings.protocols.receipts import ReceiptSettings
 from tidings.protocols.views import ViewsSettings
 from tidings.sim.scenario import Chance, Duration, Name, Seconds, Some, Table
 from tidings.sim.toml import Document
@@ -130,6 +132,8 @@ class Protocol(Table, frozen=True):
     fallback: Duration = PullSettings().fallback
     recv_rows: Some = PullSettings().recv_rows  # A1.33
     publisher_ttl: Duration = PublishSettings().ttl  # how long a publisher's retry is still answered
+    receipts: bool = ReceiptSettings().ask  # subscribers tell what was delivered to them, so that it can be audited
+    receipts_gc: str = ReceiptSettings().gc  # what becomes of it: a policy, as of a stream
 
     def proxy(self) -> ProxySettings:
         """As a replica takes them."""
@@ -137,6 +141,7 @@ class Protocol(Table, frozen=True):
             chain=ChainSettings(beat=self.beat, backlog=self.backlog, retain=self.retain),
             inter_region=InterRegionSettings(period=self.advertise_period, c=self.c),
             publish=PublishSettings(ttl=self.publisher_ttl),
+            receipts=ReceiptSettings(ask=self.receipts, gc=self.receipts_gc),
             views=ViewsSettings(size=self.view, period=self.gossip, rule=self.merge),
             pull=PullSettings(
                 fanout=self.fanout,
@@ -222,6 +227,10 @@ def _problems(plan: Plan) -> Problems:
                 yield key, f"is taken by {taken[address]}; every process has its own address"
             taken[address] = key
     yield from _wan_problems(plan.wan, names)
+    try:
+        GcPolicy.parse(plan.protocol.receipts_gc)
+    except BadInput as error:
+        yield "protocol.receipts_gc", str(error)
     if plan.protocol.silence < 3 * plan.protocol.beat:
         yield "protocol.silence", f"must be at least three beats, {3 * plan.protocol.beat:g} s: a lost one is no death"
 

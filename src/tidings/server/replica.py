@@ -66,6 +66,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""  # for what changes something
     lab: bool = False  # faults may be injected
     cuts: tuple[tuple[RegionId, RegionId], ...] = ()  # links that are cut now
+    impaired: tuple[tuple[RegionId, RegionId, dict[str, Any]], ...] = ()  # and those that are worse than planned
     founding: bool = False  # memory: nothing is left of the region, this is its beginning
     journal: str = ""  # directory for journals; none: no journal
     attached: bool = False  # end when stdin ends: whoever started it is gone
@@ -146,6 +147,9 @@ class Replica:
         for a, b in spec.cuts:
             assert self.wan is not None
             self.wan.cut(a, b)
+        for a, b, changes in spec.impaired:
+            assert self.wan is not None
+            self.wan.impair(a, b, **changes)
         self.stopping = asyncio.Event()
 
     async def run(self) -> int:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from tidings.core.ids import NodeId, RegionId
+from tidings.core.ids import NodeId, RegionId, is_internal
 from tidings.net.names import make_id, name_of, parse_address, seed_of, slot_of
 from tidings.protocols.catalog import Description
 from tidings.protocols.membership import Membership
@@ -98,6 +98,12 @@ def role_in(membership: Membership, node: NodeId) -> str:
     return "head" if node == membership.head else "tail" if node == membership.tail else "middle"
 
 
+def _leases(voice: Description | None, stream: str) -> list[dict[str, Any]]:
+    """Who keeps rows of a stream as of which number, at what cost, as a replica of the owner knows it."""
+    leases = [lease for lease in voice.leases if lease.stream == stream] if voice else []
+    return [{"name": lease.name, "asof": lease.asof, "held_bytes": lease.held} for lease in leases]
+
+
 def _streams(
     memberships: Mapping[RegionId, Membership], descriptions: Mapping[str, Description]
 ) -> list[dict[str, Any]]:
@@ -109,6 +115,7 @@ def _streams(
                 voices[region] = descriptions[slot_of(node)]
                 break
     streams = {stream.name: stream for voice in voices.values() for stream in voice.streams}
+    streams = {name: stream for name, stream in streams.items() if not is_internal(name)}
     found = []
     for name, stream in sorted(streams.items()):
         states = {region: voice.states[name] for region, voice in voices.items() if name in voice.states}
@@ -122,6 +129,7 @@ def _streams(
                 "horizon": {region: state.horizon for region, state in states.items()},
                 "live": owner.live if owner else 0,
                 "collected": owner.collected if owner else 0,
+                "leases": _leases(voices.get(stream.region), name),
             }
         )
     return found

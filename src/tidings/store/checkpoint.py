@@ -8,7 +8,7 @@ asof, up to the horizons noted at the beginning), then commits the same records 
 horizon has reached every asof. Nothing is asked of the histories in between.
 
 What defines streams is taken whole at the beginning: a definition that a later one has collected would be missing when
-the rows of its stream are loaded.
+the rows of its stream are loaded. So are leases, or what they keep would be purged while it is loaded.
 
 It is given up, and begun again later, when the ground moves: the log is cut back, a snapshot arrives, a stream is
 dropped, or a part is refused (a refusal rests on rows that a later piece may no longer have, so replaying it could end
@@ -30,7 +30,7 @@ FACTOR = 2  # ours: so checkpoints cost at most half of what the log does, and t
 SLICE_ROWS = 1 << 16  # ours: a few milliseconds
 SLICE_SECONDS = 0.004  # a slice that takes longer makes the next one smaller; ours, because pauses go into p99
 SMALLEST_SLICE = 1 << 10  # rows
-DEFINITIONS = "_streams"  # how the names of streams begin that define others
+WHOLE = ("_streams", "_leases")  # how the names of streams begin that others depend on while they are loaded
 
 
 class Checkpointer:
@@ -108,7 +108,7 @@ class _Running:
         self._breaks = store.places.breaks
         self._index = 0
         self._histories = dict(log.histories)
-        fuzzy = [name for name in log.histories if not name.startswith(DEFINITIONS)]
+        fuzzy = [name for name in log.histories if not name.startswith(WHOLE)]
         self._left: list[tuple[StreamId, int]] = [(name, log.histories[name].horizon) for name in reversed(fuzzy)]
         self._at = FIRST  # where the last stream of the list goes on
 
@@ -127,12 +127,12 @@ class _Running:
         spans: list[Span] = []
         if self._index == 0:
             for name, history in self._histories.items():
-                if name.startswith(DEFINITIONS):
+                if name.startswith(WHOLE):
                     spans += history.know(FIRST, history.horizon)
         self._skip_finished()
         while self._left and rows > 0:
             stream, horizon = self._left[-1]
-            for span in log.histories[stream].know(self._at, horizon, rows):
+            for span in log.histories[stream].kept(self._at, horizon, rows):
                 spans.append(span)
                 rows -= max(span.rows.count, 1)
                 self._at = span.hi

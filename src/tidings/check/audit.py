@@ -1,0 +1,150 @@
+"""The audit of deliveries: for every subscriber and stream proved, violated or unverifiable, and why.
+
+`audit` judges one or several streams by the invariants that are about receipts. Besides the trace it is told where
+each stream *ends* as its owner knows it: a receipt beyond that is for something never published, one that lies only
+beyond what the published table has got to cannot be judged yet. What it adds to the invariants is what is not known:
+
+- copies of one receipt say one thing: they count once;
+- receipts are numbered without holes within an incarnation, so a missing number is a receipt that was not kept. What
+  lies there is unverifiable, and not a gap in delivery;
+- a receipt that depends on numbers of which nothing is known (``gone``), on a filter that cannot be evaluated, or on
+  what is not in the table yet, is unverifiable.
+
+Violated is whoever has a violation, unverifiable whoever has none but something unverifiable, proved everybody else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidings.check.invariants import Violation, finality, gaps, integrity, judged, missing, no_duplication, order
+from tidings.check.survivors import Ints, Mask, codes, ints
+from tidings.check.tables import Trace
+from tidings.core.ids import FIRST, StreamId
+
+
+class Verdict(StrEnum):
+    """What became of what a subscriber was to be handed of a stream."""
+
+    PROVED = "proved"
+    VIOLATED = "violated"
+    UNVERIFIABLE = "unverifiable"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A subscriber and a stream."""
+
+    subscriber: str
+    stream: StreamId
+    verdict: Verdict
+    receipts: int
+    lo: int  # all its receipts lie in [lo, hi)
+    hi: int
+    events: int  # numbers that it was told of
+    rows: int
+    unverifiable: int  # of the numbers, those in receipts that cannot be judged
+    unkept: int  # receipts that are missing
+    violations: int
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an audit finds. Violations that name no subscriber are of the stream itself."""
+
+    pairs: list[Pair]
+    violations: list[Violation]
+
+
+def audit(trace: Trace, ends: Mapping[StreamId, int]) -> Findings:
+    """Judge all receipts of a trace; ``ends``: the first number that each stream's owner had not given out yet."""
+    receipts = distinct(trace.delivered)
+    early = _early(trace.published, receipts, ends)
+    here = replace(trace, delivered=receipts.filter(pa.array(~early)))
+    whole = replace(trace, delivered=receipts)
+    found = [*integrity(here), *finality(here), *missing(here), *no_duplication(whole), *order(whole)]
+    found += gaps(_cut_at_unkept(receipts))
+    unsure = [seen.filter(pa.array(~comparable)) for seen, _, _, comparable in judged(here)]
+    return Findings(_pairs(receipts, pa.concat_tables([*unsure, receipts.filter(pa.array(early))]), found), found)
+
+
+def distinct(receipts: pa.Table) -> pa.Table:
+    """Each receipt once: whoever is not answered sends it again."""
+    return receipts.group_by(receipts.column_names, use_threads=False).aggregate([])
+
+
+def _early(published: pa.Table, receipts: pa.Table, ends: Mapping[StreamId, int]) -> Mask:
+    """Receipts for what was published, but is not in the table yet."""
+    early = np.zeros(receipts.num_rows, np.bool_)
+    reached = np.maximum(ints(receipts, "hi"), ints(receipts, "asof"))
+    for stream in receipts["stream"].unique().to_pylist():
+        seq = published.filter(pc.equal(published["stream"], stream))
+        known = int((ints(seq, "seq", 0) + ints(seq, "count", 0)).max(initial=FIRST))
+        mine = pc.equal(receipts["stream"], stream).to_numpy()
+        early |= mine & (reached > known) & (reached <= ends.get(stream, known))
+    return early
+
+
+def _cut_at_unkept(receipts: pa.Table) -> pa.Table:
+    """The receipts with another incarnation wherever one is missing: across that nobody can tell a gap."""
+    by, new, hole = _in_order(receipts)
+    part = np.empty(len(by), np.int64)
+    part[by] = np.cumsum(new | hole)
+    return receipts.set_column(
+        receipts.column_names.index("incarnation"), receipts.field("incarnation"), pa.array(part)
+    )
+
+
+def _in_order(receipts: pa.Table) -> tuple[Ints, Mask, Mask]:
+    """The order of delivery; and in it where an incarnation begins, and where a number or more is missing before."""
+    group, n = codes(receipts, "subscriber", "incarnation", "stream"), ints(receipts, "n")
+    by = np.lexsort((n, group))
+    new = np.append(True, group[by][1:] != group[by][:-1])[: len(by)]
+    hole = np.append(False, n[by][1:] > n[by][:-1] + 1)[: len(by)] & ~new
+    return by, new, hole
+
+
+def _pairs(receipts: pa.Table, unsure: pa.Table, found: list[Violation]) -> list[Pair]:
+    numbers = pc.subtract(receipts["hi"], receipts["lo"])
+    by, _, hole = _in_order(receipts)
+    unkept = np.zeros(len(by), np.int64)
+    unkept[by] = hole
+    told = receipts.append_column("events", numbers).append_column("unkept", pa.array(unkept))
+    wanted = [("n", "count"), ("lo", "min"), ("hi", "max"), ("events", "sum"), ("rows", "sum"), ("unkept", "sum")]
+    summed = told.group_by(["subscriber", "stream"], use_threads=False).aggregate(wanted).to_pylist()
+    doubt = Counter[tuple[str, str]]()
+    for name, stream, lo, hi in zip(
+        *[unsure[c].to_pylist() for c in ("subscriber", "stream", "lo", "hi")], strict=True
+    ):
+        doubt[name, stream] += hi - lo
+    wrong = Counter((each.where.get("subscriber"), each.where["stream"]) for each in found)
+    pairs = []
+    for row in summed:
+        key = row["subscriber"], row["stream"]
+        verdict = Verdict.PROVED
+        if wrong[key]:
+            verdict = Verdict.VIOLATED
+        elif doubt[key] or row["unkept_sum"]:
+            verdict = Verdict.UNVERIFIABLE
+        pairs.append(
+            Pair(
+                *key,
+                verdict,
+                receipts=row["n_count"],
+                lo=row["lo_min"],
+                hi=row["hi_max"],
+                events=row["events_sum"],
+                rows=row["rows_sum"],
+                unverifiable=doubt[key],
+                unkept=row["unkept_sum"],
+                violations=wrong[key],
+            )
+        )
+    return pairs

@@ -1,0 +1,155 @@
+"""Campaigns that are remembered: seeds run here or as Spark tasks, every outcome in a ledger.
+
+A campaign on Spark leaves out the seeds that the same code has run already, so one that was killed goes on where it
+stopped; without a master seeds are run again, because whoever asks for a seed by hand wants to see it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tidings.lab import campaign, cluster_campaign
+from tidings.lab.ledger import Ledger, code, commit
+from tidings.sim.run import Progress
+
+FOLDER = Path("build/ledger")
+MODULES = ("seeds", "campaign", "desk")  # of the lab, which decide what a seed does
+SCHEMA = pa.schema(
+    [
+        pa.field("target", pa.string(), nullable=False),
+        pa.field("seed", pa.int64(), nullable=False),
+        pa.field("commit", pa.string(), nullable=False),
+        pa.field("code", pa.string(), nullable=False),  # hash of the sources that decide the outcome
+        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+        ("scenario", pa.string()),  # how the seed breaks things: calm, aimed, swarm
+        pa.field("verdict", pa.string(), nullable=False),  # good | violated
+        pa.field("violations", pa.list_(pa.struct([("invariant", pa.string()), ("detail", pa.string())]))),
+        pa.field("faults", pa.map_(pa.string(), pa.int64())),
+        pa.field("reports", pa.map_(pa.string(), pa.float64())),
+        ("sim_seconds", pa.float64()),
+        ("wall_seconds", pa.float64()),
+        ("events", pa.int64()),
+        ("clients", pa.int64()),
+        ("regions", pa.int64()),
+        ("hash", pa.string()),  # of the whole trace; null for real processes
+    ]
+)
+COPIED = ("seed", "sim_seconds", "wall_seconds", "events", "clients", "regions", "hash")
+
+
+def run(
+    target: str,
+    seeds: range,
+    progress: Progress | None = None,
+    jobs: int = 1,
+    master: str | None = None,
+    folder: Path = FOLDER,
+) -> dict[str, Any]:
+    """Run a campaign and keep its outcomes; the JSON of `tidings check`."""
+    ledger = Ledger(folder, SCHEMA)
+    found: list[Mapping[str, Any]] = []
+    if master is not None:
+        found += known(ledger, target, seeds)
+    before = len(found)
+    try:
+        for come in _outcomes(target, seeds, {each["seed"] for each in found}, jobs, master):
+            found += come
+            ledger.add(row(target, outcome) for outcome in come)
+            if progress is not None:
+                progress(len(found), len(seeds), f"{sum(bool(each['violations']) for each in found)} seeds violated")
+    finally:
+        ledger.flush()
+    sum_up = cluster_campaign.summary if target == "cluster" else campaign.summary
+    result = sum_up(target, seeds, found)
+    return result if master is None else {**result, "already_in_ledger": before}
+
+
+def _outcomes(
+    target: str, seeds: range, done: set[int], jobs: int, master: str | None
+) -> Iterator[list[dict[str, Any]]]:
+    """Outcomes a few at a time, as seeds end."""
+    if target == "cluster":
+        for seed in seeds:
+            yield [cluster_campaign.run_seed(seed)]
+    elif master is None:
+        for outcome in campaign.outcomes(seeds, jobs):
+            yield [outcome]
+    else:
+        yield from _on_spark(master, [seed for seed in seeds if seed not in done])
+
+
+def _on_spark(master: str, seeds: list[int]) -> Iterator[list[dict[str, Any]]]:
+    from tidings.spark.session import spark
+    from tidings.spark.sweep import results
+
+    if seeds:
+        with spark(master, "tidings check") as session:
+            yield from results(session, _task, [{"seed": seed} for seed in seeds])
+
+
+def _task(point: Mapping[str, Any]) -> dict[str, Any]:
+    return campaign.run_seed(point["seed"])
+
+
+def row(target: str, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """An outcome as the ledger keeps it."""
+    return {
+        "target": target,
+        "commit": commit(),
+        "code": code(*MODULES),
+        "at": datetime.datetime.now(datetime.UTC),
+        "scenario": outcome.get("mood"),
+        "verdict": "violated" if outcome["violations"] else "good",
+        "violations": [{"invariant": invariant, "detail": detail} for invariant, detail in outcome["violations"]],
+        "faults": list(outcome["faults"].items()),
+        "reports": list(outcome["reports"].items()),
+        **{name: outcome.get(name) for name in COPIED},
+    }
+
+
+def known(ledger: Ledger, target: str, seeds: range) -> Iterable[dict[str, Any]]:
+    """Outcomes of this very code that the ledger has, one per seed."""
+    found = {}
+    for each in ledger.table().to_pylist(maps_as_pydicts="strict"):
+        if each["target"] == target and each["code"] == code(*MODULES) and each["seed"] in seeds:
+            violations = [(one["invariant"], one["detail"]) for one in each["violations"]]
+            found[each["seed"]] = {**each, "violations": violations, "mood": each["scenario"]}
+    return found.values()
+
+
+def totals(folder: Path = FOLDER) -> dict[str, Any]:
+    """All seeds ever run, summed up (the JSON of `tidings check --ledger`)."""
+    table = Ledger(folder, SCHEMA).table()
+    by_target: dict[str, dict[str, Any]] = {}
+    failures = []
+    for each in table.to_pylist(maps_as_pydicts="strict"):
+        one = by_target.setdefault(
+            each["target"], {"seeds": set(), "runs": 0, "violated": 0, "hours_simulated": 0.0, "faults": Counter()}
+        )
+        one["seeds"].add(each["seed"])
+        one["runs"] += 1
+        one["violated"] += each["verdict"] == "violated"
+        one["hours_simulated"] += (each["sim_seconds"] or 0.0) / 3600
+        one["faults"].update(each["faults"])
+        outcome = {
+            "seed": each["seed"],
+            "violations": [(one["invariant"], one["detail"]) for one in each["violations"]],
+        }
+        described = campaign.described(each["target"], outcome)
+        failures += [{"target": each["target"], "commit": each["commit"], **one} for one in described]
+    return {
+        "seeds": table.num_rows,
+        "violations": len(failures),
+        "failures": failures,
+        "by_target": {
+            name: {**one, "seeds": len(one["seeds"]), "hours_simulated": round(one["hours_simulated"], 3)}
+            for name, one in sorted(by_target.items())
+        },
+        "commits": sorted(set(table["commit"].to_pylist())),
+    }

@@ -1,0 +1,99 @@
+"""What has been run: results as Parquet files in a directory, each row under the hash of the code that made it.
+
+A part is written under another name and renamed, so a reader sees it whole or not at all, and whoever is killed loses
+what came in during the last seconds, not the rest. Rows of older code stay: a ledger is a history.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import tidings
+
+FLUSH = 5.0  # seconds that a kill may cost
+SOURCES = ("core", "protocols", "sim", "check")
+
+
+class Ledger:
+    """A directory of parts. ``schema``: the columns, or None to take them as they come."""
+
+    def __init__(self, folder: Path, schema: pa.Schema | None = None) -> None:
+        self.folder = folder
+        self.schema = schema
+        self._rows: list[Mapping[str, Any]] = []
+        self._flushed = time.monotonic()
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Keep some rows; they are on disk after `flush`, or a few seconds later with the next `add`."""
+        self._rows += rows
+        if time.monotonic() - self._flushed >= FLUSH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write a part of what has come in."""
+        self._flushed = time.monotonic()
+        if not self._rows:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        rows, self._rows = self._rows, []
+        table = pa.Table.from_pylist([dict(row) for row in rows], schema=self.schema)
+        part = self.folder / f"part-{time.time_ns():020d}-{os.getpid()}.parquet"
+        hidden = part.with_name(f".{part.name}")
+        pq.write_table(table, hidden)
+        hidden.rename(part)
+
+    def table(self) -> pa.Table:
+        """Every row ever written, in the order of writing."""
+        parts = [pq.read_table(path) for path in sorted(self.folder.glob("part-*.parquet"))]
+        if parts:
+            return pa.concat_tables(parts, promote_options="permissive")
+        return self.schema.empty_table() if self.schema else pa.table({})
+
+
+@cache
+def code(*modules: str) -> str:
+    """A hash of the sources that decide what a simulation does, and of these modules of the lab."""
+    root = Path(tidings.__file__).parent
+    files = [path for package in SOURCES for path in (root / package).rglob("*.py")]
+    files += [root / "lab" / f"{module}.py" for module in modules]
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(files):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@cache
+def commit() -> str:
+    """The commit of the checkout this code lies in, with a + if it was changed since; else the version."""
+    root = Path(tidings.__file__).parent
+
+    def git(*words: str) -> str:
+        asked = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=30)
+        return asked.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return f"v{version('tidings')}"
+
+
+def digest(tables: Sequence[pa.Table]) -> str:
+    """A hash of what is in some tables, whatever chunks they lie in."""
+    hashed = hashlib.blake2b(digest_size=16)
+    for table in tables:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+        hashed.update(sink.getvalue())
+    return hashed.hexdigest()

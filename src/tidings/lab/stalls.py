@@ -1,0 +1,82 @@
+"""Who was told nothing for how long, of which stream, and what was broken meanwhile.
+
+A stall has one of two causes, and the remedy differs: the stream stood still, because nothing of it was committed (its
+head was away, say), or it went on and somebody was not told. ``stood_still_s`` tells them apart: the longest time
+within the stall for which no publisher of the stream was answered.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tidings.core.ids import RegionId, StreamId
+from tidings.lab.evidence import Evidence
+
+AFTER = 3.0
+"""Seconds after its repair for which a fault can still be felt; ours: as long as it takes to notice and to rejoin."""
+
+
+class Stall(msgspec.Struct, frozen=True, kw_only=True):
+    """The longest silence that a subscriber met; times are seconds since publishing began."""
+
+    subscriber: str
+    region: RegionId
+    stream: StreamId
+    from_s: float
+    to_s: float
+    stood_still_s: float
+    during: list[str]
+
+    @property
+    def seconds(self) -> float:
+        return self.to_s - self.from_s
+
+
+def longest_stall(
+    evidence: Evidence, begin: float, end: float, home: Mapping[str, RegionId], faults: Sequence[dict[str, Any]]
+) -> Stall | None:
+    """The longest time anybody was told nothing of a stream while it was published to; None if nobody was told."""
+    times: dict[tuple[str, StreamId], list[float]] = defaultdict(list)
+    for each in evidence.receipts:
+        if each.time > begin and each.subscriber in home:
+            times[each.subscriber, each.stream].append(each.time)
+    gaps = [
+        (later - earlier, subscriber, stream, earlier)
+        for (subscriber, stream), found in times.items()
+        for earlier, later in itertools.pairwise([begin, *sorted(found)])
+        if earlier < end
+    ]
+    if not gaps:
+        return None
+    seconds, subscriber, stream, at = max(gaps)
+    answers = [batch.acked_at for batch in evidence.sent if batch.stream == stream and batch.acked_at is not None]
+    return Stall(
+        subscriber=subscriber,
+        region=home[subscriber],
+        stream=stream,
+        from_s=round(at - begin, 3),
+        to_s=round(at - begin + seconds, 3),
+        stood_still_s=round(_longest_pause(answers, at, at + seconds), 3),
+        during=felt(faults, at - begin, at - begin + seconds),
+    )
+
+
+def _longest_pause(times: Iterable[float], begin: float, end: float) -> float:
+    """The longest part of [begin, end] that holds none of the times."""
+    inside = sorted(time for time in times if begin < time < end)
+    return max(later - earlier for earlier, later in itertools.pairwise([begin, *inside, end]))
+
+
+def felt(faults: Sequence[dict[str, Any]], begin: float, end: float) -> list[str]:
+    """What was broken in a time, or had just been: each fault lasts until the next entry, which mends it."""
+    found = []
+    for fault, mended in itertools.pairwise([*faults, {"at_s": float("inf")}]):
+        breaks = fault["kind"] == "cut" or fault["kind"].startswith("kill")
+        if breaks and fault["at_s"] < end and begin < mended["at_s"] + AFTER:
+            found.append(f"{fault['kind']} {fault['what']} at {fault['at_s']} s")
+    return found

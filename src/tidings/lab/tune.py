@@ -1,0 +1,132 @@
+"""`tidings lab tune`: which settings of the fabric suit so many regions, clients and events.
+
+Three sweeps of simulations, each from the best of the one before: fanout and shuffle time together, then the size of
+views, then that of the buffers. A setting is better if more of the load arrives (to a hundredth), then if it arrives
+sooner; what it costs the clients' uplinks is shown beside it. More than 60 clients per region are simulated as 60:
+each receives and forwards the same load, the way from the first to the last is a hop or two shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidings.core.errors import BadInput
+from tidings.lab import figures, region_load, study
+from tidings.lab.claims import Findings
+from tidings.lab.study import Point, Row, Sql, Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from tidings.sim.run import Progress
+
+MOST = 60  # clients per region that are simulated
+SECONDS = 0.5  # measured
+FANOUTS = (2, 3, 4, 5, 6)
+SHUFFLES = (0.03, 0.1, 0.3)
+VIEWS = (10, 20, 40)
+BUFFERS = (0.1, 0.25, 0.5, 1.0)  # seconds of a stream's load
+FIXED = ("fanout", "shuffle", "view", "recv_seconds")
+SETTINGS = f"""
+    select {", ".join(FIXED)}, max(offered) offered, avg(goodput) goodput, avg(latency_mean) latency,
+           avg(uplink) uplink, sum(unfinished) unfinished, round(avg(goodput / offered), 2) share
+    from results group by {", ".join(FIXED)} order by share desc, unfinished, latency nulls last"""
+
+
+def run(
+    regions: int, clients: int, rate: float, out: Path, master: str = "local[2]", progress: Progress | None = None
+) -> dict[str, Any]:
+    """Sweep, and recommend."""
+    if regions < 1 or clients < 1 or rate <= 0:
+        raise BadInput(f"{regions} regions of {clients} clients at {rate} events/s: all must be positive")
+    out.mkdir(parents=True, exist_ok=True)
+    base: Point = {"regions": regions, "rate": rate, "clients": min(clients, MOST), "seconds": SECONDS, "seed": 0}
+    best: Point = {"fanout": 4, "shuffle": 0.03, "view": 20, "recv_seconds": 0.5}
+    seen: list[Row] = []
+    for name, choices in _sweeps():
+        points = [{**base, **best, **choice} for choice in choices]
+        found = _settings(f"tune-{name}", points, out, master, progress)
+        seen += [{"sweep": name, **row} for row in found]
+        best = {field: found[0][field] for field in FIXED}
+    chosen = next(row for row in seen[::-1] if all(row[field] == best[field] for field in FIXED))
+    settings = _protocol(best, rate)
+    return {
+        "regions": regions,
+        "clients": clients,
+        "rate": rate,
+        "simulated_clients": base["clients"],
+        "recommended": settings,
+        "carried": chosen["share"],
+        "latency_ms": round(1000 * chosen["latency"], 1) if chosen["latency"] is not None else None,
+        "uplink_mbit_s": round(chosen["uplink"] * 8 / 1e6, 1),
+        "toml": toml(settings),
+        "tried": seen,
+        "figures": figures.draw(out, "tune", lambda axes: paint(seen, best, axes)),
+    }
+
+
+def _sweeps() -> Sequence[tuple[str, list[Point]]]:
+    return (
+        ("fanout", [{"fanout": fanout, "shuffle": shuffle} for fanout in FANOUTS for shuffle in SHUFFLES]),
+        ("view", [{"view": view} for view in VIEWS]),
+        ("buffer", [{"recv_seconds": buffer} for buffer in BUFFERS]),
+    )
+
+
+def _settings(name: str, points: list[Point], out: Path, master: str, progress: Progress | None) -> list[Row]:
+    """Run some points; best first."""
+    found: list[Row] = []
+
+    def keep(sql: Sql, scale: str, out: Path) -> Findings:
+        found.extend(sql(SETTINGS))
+        return Findings([])
+
+    grid = Study(name, lambda scale: points, region_load.measure, keep, ("region_load",))
+    study.run([grid], "quick", out, master, progress)
+    return found
+
+
+def _protocol(best: Mapping[str, Any], rate: float) -> dict[str, Any]:
+    """As cluster.toml names them."""
+    return {
+        "view": best["view"],
+        "fanout": best["fanout"],
+        "shuffle": best["shuffle"],
+        "proxy_fanout": best["fanout"],
+        "proxy_shuffle": best["shuffle"],
+        "recv_rows": max(1, round(best["recv_seconds"] * rate)),
+    }
+
+
+def toml(settings: Mapping[str, Any]) -> str:
+    """The table to put into cluster.toml."""
+    return "\n".join(["[protocol]", *(f"{name} = {value}" for name, value in settings.items()), ""])
+
+
+def paint(seen: list[Row], best: Mapping[str, Any], axes: Axes) -> None:
+    """The trade-off: how soon events are everywhere against what it costs a client's uplink."""
+    colors = {0.03: figures.BLUE, 0.1: figures.ORANGE, 0.3: figures.GREEN}
+    tried = [row for row in seen if row["sweep"] == "fanout" and row["latency"] is not None]
+    for shuffle, color in colors.items():
+        line = sorted((row for row in tried if row["shuffle"] == shuffle), key=lambda row: row["fanout"])
+        axes.plot(
+            [row["uplink"] * 8 / 1e6 for row in line],
+            [row["latency"] * 1000 for row in line],
+            color=color,
+            marker="o",
+            markersize=5,
+            label=f"shuffle {shuffle * 1000:.0f} ms",
+        )
+        for row in line:
+            at = (row["uplink"] * 8 / 1e6, row["latency"] * 1000)
+            axes.annotate(f"F={row['fanout']}", at, textcoords="offset points", xytext=(5, 4), fontsize=8)
+    for row in tried:
+        if row["fanout"] == best["fanout"] and row["shuffle"] == best["shuffle"]:
+            at = (row["uplink"] * 8 / 1e6, row["latency"] * 1000)
+            axes.plot(*at, "o", markersize=13, markerfacecolor="none", color=figures.VERMILION, label="recommended")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("what a client sends (Mb/s)")
+    axes.set_ylabel("ms until all clients have it")
+    axes.set_title("Latency against uplink, by fanout and shuffle time")

@@ -1,0 +1,364 @@
+"""Leases: who needs rows as they were as of some number, so that no replica of the owner forgets them meanwhile.
+
+A lease is a floor of one stream: no row with dead_at >= its asof is purged. The owning region's head grants it, moves
+it forward, and ends it: released by its holder, silent for its ttl, or holding more bytes of dead rows than it may.
+The table of all leases is one entry of the internal stream `_leases`, so every replica applies the same changes at the
+same place of the log, and a new head finds them there. A lease is granted as of the end of the log, which no replica's
+floor can have passed when it applies that record; as of less only while another lease keeps that (`granted`).
+
+Times are never written down: a head measures silence by its own clock, from when it last heard of a holder or took the
+lead. So clocks that differ, fail-over and restart can lengthen a lease, and a fast clock can only end it, with an error
+at the holder; a read is judged by floors alone, and is never wrong.
+
+Guarantee: while a holder is told that it has a lease as of n, every replica of the owner that was a member of the chain
+since, or got its state from one, answers reads as of n and above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from tidings.core.ids import NodeId, StreamId
+from tidings.core.rows import ArrowRows, Origin, Rows, data_rows
+from tidings.protocols.kernel import (
+    NOTHING,
+    Command,
+    Deliver,
+    Effect,
+    Effects,
+    Expired,
+    Input,
+    Message,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Time,
+    Timer,
+    Value,
+)
+from tidings.protocols.membership import Membership
+from tidings.protocols.publishing import NotHead
+
+LEASES: StreamId = "_leases"
+"""The internal stream whose newest entry is the table of leases, by key."""
+
+TABLE = b"leases"
+"""The key of that entry."""
+
+TTL = 900.0  # seconds; ours: longer than the restart of a job takes
+BYTES = 1 << 30  # of dead rows that one lease may hold; ours
+LONGEST_NAME = 200  # characters; ours
+REMEMBERED = 256  # ended leases of which the head can say why; ours, for the text alone
+
+
+class Lease(Message, frozen=True, gc=False):
+    """To the owner's head: renew a lease, move it forward to ``asof`` (0: leave it), or ``grant`` it if it is new.
+
+    Answered with `Leased` or `Unleased`.
+    """
+
+    name: str
+    stream: StreamId
+    asof: int = 0
+    ttl: float = TTL
+    bytes: int = BYTES
+    grant: bool = False
+
+
+class Release(Message, frozen=True, gc=False):
+    """To the owner's head: a lease is needed no longer; answered with `Unleased`."""
+
+    name: str
+    stream: StreamId
+
+
+class Leased(Message, frozen=True, gc=False):
+    """The lease is committed, as of ``asof``."""
+
+    name: str
+    stream: StreamId
+    asof: int
+
+
+class Unleased(Message, frozen=True, gc=False):
+    """There is no such lease (any more), and why."""
+
+    name: str
+    stream: StreamId
+    reason: str
+
+
+class LeaseState(Value, frozen=True, gc=False):
+    """A lease as a replica tells of it; ``held``: bytes of dead rows at or above its asof."""
+
+    name: str
+    stream: StreamId
+    asof: int
+    ttl: float
+    bytes: int
+    held: int
+
+
+class LeaseSettings(Value, frozen=True, gc=False):
+    """Ours, because the papers have no leases."""
+
+    leases: int = 1024  # of a region: the table is written whole
+    longest: float = 7 * 86_400.0  # seconds of a ttl
+    shortest: float = 1.0
+    again: float = 0.5  # seconds until a holder asks another replica
+
+
+# --- the region's end ---------------------------------------------------------------------------------------
+
+
+class Entry(Value, frozen=True, gc=False):
+    """What the chain remembers of a lease."""
+
+    stream: StreamId
+    asof: int
+    ttl: float
+    bytes: int
+
+
+Table: TypeAlias = dict[str, Entry]
+
+
+def table_in(rows: Iterable[Rows]) -> Table:
+    """The newest table among rows of `_leases`, oldest first."""
+    table: Table = {}
+    for part in rows:
+        if isinstance(part, ArrowRows) and part.count:
+            newest = part.batch.column("payload")[part.count - 1].as_py()
+            table = msgspec.msgpack.decode(newest, type=Table)
+    return table
+
+
+class Leases:
+    """The head's table."""
+
+    def __init__(self, settings: LeaseSettings) -> None:
+        self.settings = settings
+        self.entries: Table = {}
+        self.heard: dict[str, Time] = {}  # of a holder, or when this head took the lead
+        self.inherited: set[str] = set()  # granted by another head, and not renewed since
+        self.ended: dict[str, str] = {}  # why, of the newest
+
+    def load(self, now: Time, rows: Iterable[Rows]) -> None:
+        """A new head finds the table in history and log."""
+        self.entries = table_in(rows)
+        self.heard = dict.fromkeys(self.entries, now)
+        self.inherited = set(self.entries)
+        self.ended.clear()
+
+    def check(self) -> None:
+        assert len(self.entries) <= self.settings.leases, "leases are bounded"
+        assert self.heard.keys() == self.entries.keys(), "every lease has a holder"
+
+    def receive(
+        self, now: Time, message: Lease | Release, end: int
+    ) -> tuple[Leased | Unleased, bool, tuple[Report, ...]]:
+        """The answer, whether the table must be written first, and what to count; ``end`` is the stream's."""
+        known = self.entries.get(message.name)
+        if known is not None and known.stream != message.stream:
+            return Unleased(message.name, message.stream, f"it is a lease of {known.stream!r}"), False, ()
+        if isinstance(message, Release):
+            if known is not None:
+                self._end(message.name, "it was released")
+            return self._unleased(message), known is not None, (Report("lease_released"),) if known else ()
+        if known is None:
+            return self._grant(now, message, end) if message.grant else (self._unleased(message), False, ())
+        self.heard[message.name] = now
+        reports = [Report("lease_renewed")]
+        if message.name in self.inherited:
+            self.inherited.remove(message.name)
+            reports.append(Report("lease_renewed_across_failover"))
+        asof = max(known.asof, min(message.asof, end))
+        if asof > known.asof:
+            self.entries[message.name] = msgspec.structs.replace(known, asof=asof)
+            reports.append(Report("lease_moved"))
+        return Leased(message.name, message.stream, asof), asof > known.asof, tuple(reports)
+
+    def _grant(self, now: Time, message: Lease, end: int) -> tuple[Leased | Unleased, bool, tuple[Report, ...]]:
+        settings = self.settings
+        wrong = ""
+        if len(self.entries) >= settings.leases:
+            wrong = f"this region has {settings.leases} leases already"
+        elif not settings.shortest <= message.ttl <= settings.longest:
+            wrong = f"a ttl of {message.ttl:g} s is not between {settings.shortest:g} and {settings.longest:g}"
+        elif not 0 < len(message.name) <= LONGEST_NAME:
+            wrong = f"its name has {len(message.name)} characters, not 1 to {LONGEST_NAME}"
+        if wrong:
+            return Unleased(message.name, message.stream, wrong), False, ()
+        asof = self.granted(message.stream, message.asof, end)
+        self.entries[message.name] = Entry(message.stream, asof, message.ttl, message.bytes)
+        self.heard[message.name] = now
+        return Leased(message.name, message.stream, asof), True, (Report("lease_granted"),)
+
+    def granted(self, stream: StreamId, asof: int, end: int) -> int:
+        """What a new lease is as of: as wanted if another one keeps that, else the end."""
+        if 0 < asof < end and any([e.stream == stream and e.asof <= asof for e in self.entries.values()]):
+            return asof
+        return end
+
+    def expire(self, now: Time, streams: Mapping[StreamId, object], held: Mapping[str, int]) -> list[Report]:
+        """End what is overdue, or holds too many bytes; the table must be written if anything was."""
+        out: list[Report] = []
+        for name, entry in list(self.entries.items()):
+            if now < self.heard[name]:  # the clock was set back
+                self.heard[name] = now
+            if entry.stream not in streams:
+                self._end(name, "its stream was deleted")
+            elif now - self.heard[name] > entry.ttl:
+                self._end(name, f"nothing was heard of its holder for {entry.ttl:g} s")
+            elif held.get(name, 0) > entry.bytes:
+                self._end(name, f"it held more than {entry.bytes} bytes of dead rows")
+                out.append(Report("lease_too_large"))
+            else:
+                continue
+            out.append(Report("lease_expired"))
+        return out
+
+    def rows(self, lo: int, now: Time) -> Rows:
+        """The table as the next row of `_leases`."""
+        payload = msgspec.msgpack.encode(self.entries, order="deterministic")
+        return data_rows(lo, [TABLE], [payload], Origin(lo, lo + 1, LEASES, 0, lo, 0, now))
+
+    def _end(self, name: str, why: str) -> None:
+        del self.entries[name], self.heard[name]
+        self.inherited.discard(name)
+        self.ended[name] = why
+        while len(self.ended) > REMEMBERED:
+            del self.ended[next(iter(self.ended))]
+
+    def _unleased(self, message: Lease | Release) -> Unleased:
+        why = self.ended.get(message.name, "it has expired, was released, or never was")
+        return Unleased(message.name, message.stream, why)
+
+
+# --- the holder's end ---------------------------------------------------------------------------------------
+
+
+class MoveLease(Command, frozen=True, gc=False):
+    """The application needs nothing any more as of less than ``asof``."""
+
+    name: str
+    asof: int
+
+
+class Granted(Value, frozen=True, gc=False):
+    """Delivered to the application: the lease is committed, as of ``asof``."""
+
+    name: str
+    asof: int
+
+
+class Dropped(Value, frozen=True, gc=False):
+    """Delivered to the application: the lease is over, and why."""
+
+    name: str
+    reason: str
+
+
+class LeaseTick(Timer, frozen=True, gc=False):
+    """Renew a lease in time, and ask again where there was no answer."""
+
+    name: str
+
+
+class Holder:
+    """One lease, from the first request to the last; ``resume``: it was granted to an earlier holder."""
+
+    def __init__(self, lease: Lease, membership: Membership, settings: LeaseSettings, *, resume: bool = False) -> None:
+        self.name = lease.name
+        self.lease = lease
+        self.membership = membership
+        self.settings = settings
+        self.resumes = resume
+        self.asof = 0  # as of which it is held; 0: not yet
+        self.wanted = lease.asof
+        self.turn = 0  # whom to ask, counted from the head
+        self.asked: Time | None = None  # when, while there is no answer
+        self.renewed: Time = 0.0
+        self.over = False
+
+    def start(self, now: Time) -> Effects:
+        return [*self._ask(now), self._tick()]
+
+    def handle(self, now: Time, input: Input) -> Effects:
+        if self.over:
+            return NOTHING
+        match input:
+            case Received(_, Leased(name, _, asof)) if name == self.name:
+                return self._leased(now, asof)
+            case Received(_, Unleased(name, _, reason)) if name == self.name:
+                self.over = True
+                return [Deliver(Dropped(self.name, reason))]
+            case Received(src, NotHead(membership)) if src == self._head() and src != membership.head:
+                return self.learn(now, membership) or self._return(now, membership)
+            case MoveLease(name, asof) if name == self.name and asof > self.wanted:
+                self.wanted = asof
+                return self._ask(now)
+            case Expired(LeaseTick(name)) if name == self.name:
+                return [*self._renew(now), self._tick()]
+        return NOTHING
+
+    def check(self) -> None:
+        assert self.asof >= 0 and self.turn >= 0, "numbers ascend"
+
+    def learn(self, now: Time, membership: Membership) -> Effects:
+        """Another configuration of the owner's chain."""
+        if membership.region != self.membership.region or membership.epoch <= self.membership.epoch:
+            return NOTHING
+        self.membership, self.turn = membership, 0
+        return self._ask(now)
+
+    def _return(self, now: Time, membership: Membership) -> Effects:
+        """Whoever was asked instead of a silent head knows of no other."""
+        if membership.epoch < self.membership.epoch or not self.turn:
+            return NOTHING
+        self.turn = 0
+        return self._ask(now)
+
+    def lost(self, now: Time, node: NodeId) -> Effects:
+        """The connection to a replica is gone: no need to wait for its answer."""
+        if self.over or self.asked is None or node != self._head():
+            return NOTHING
+        self.turn += 1
+        return self._ask(now)
+
+    def close(self) -> Effects:
+        """The application has had enough; if this is lost, the lease expires."""
+        self.over = True
+        return [Send(self._head(), Release(self.name, self.lease.stream))]
+
+    def _head(self) -> NodeId:
+        return self.membership.replicas[self.turn % len(self.membership.replicas)]
+
+    def _tick(self) -> SetTimer:
+        return SetTimer(min(self.settings.again, self.lease.ttl / 3), LeaseTick(self.name))
+
+    def _ask(self, now: Time) -> list[Effect]:
+        self.asked = now
+        grant = not self.asof and not self.resumes
+        return [Send(self._head(), msgspec.structs.replace(self.lease, asof=self.wanted, grant=grant))]
+
+    def _leased(self, now: Time, asof: int) -> list[Effect]:
+        self.renewed = now
+        self.asked = None if asof >= self.wanted else now
+        if asof <= self.asof:
+            return []
+        self.asof = asof
+        self.wanted = max(self.wanted, asof)
+        return [Deliver(Granted(self.name, asof))]
+
+    def _renew(self, now: Time) -> list[Effect]:
+        if self.asked is not None and not 0 <= now - self.asked < self.settings.again:
+            self.turn += 1
+            return self._ask(now)
+        if self.asked is None and not 0 <= now - self.renewed < self.lease.ttl / 3:
+            return self._ask(now)
+        return []

@@ -1,0 +1,1 @@
+"""Spark is the data pipeline: source, sink, archive, audit, sweeps."""

@@ -1,0 +1,360 @@
+"""The archive: a streaming job per region that writes the region's own streams, and its receipts, into the lake.
+
+Each owner is asked for its own streams, so what it says of their ends is final. The job holds a lease on every stream
+from where the lake ends, moves it forward behind each commit and leaves it when it stops: rows are read before they are
+purged, and read as they were published. A stream that was there before the job is read as of the lease: what had been
+collected by then is covered, and known to be missing.
+
+Exactly once: the tasks of a batch write files under names of their own, the driver commits them together with what they
+cover, cut where the lake already ends. A batch that is run again, or a job that starts anew after a crash (always from
+where the lake ends, whatever Spark's checkpoint says), adds nothing twice; files of a batch that was not committed are
+never read.
+
+A commit says where all streams ended at their owners, asked after its rows were read: whatever the receipts among them
+are about lies below. An archive that runs once takes receipts only up to where they ended before it
+asked for anything else, so that all they are about is in the same lake.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidings import sync
+from tidings.client.errors import LeaseExpired
+from tidings.core.errors import BadInput, TidingsError
+from tidings.core.ids import FIRST, RegionId, StreamId, is_internal
+from tidings.protocols.catalog import StreamDef
+from tidings.spark.columns import COVERAGE, attributes_of
+from tidings.spark.lake import Commit, Cover, File, Lake, Snapshot, clipped, hashed, schema_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+LEASE = 3600.0  # seconds that a lease outlives the job; ours: a job that runs once an hour finds its own
+ATTEMPT = 120.0  # seconds that a reader's own lease does; ours: its job begins anew, from the lake
+BATCH = 1_000_000  # numbers in a batch; ours: tens of seconds of work on two cores
+INTERVAL = 10.0  # seconds between batches of a job that keeps running
+TRIES = 3  # of a run that ends; ours: a worker that did not start in time is no reason to give up
+LOOK = 1.0  # seconds between looks at what the queries do
+TIMEOUT = 30.0  # seconds for an answer of the cluster
+
+WRITTEN = "what string, it string"
+"""What tasks tell the driver: a file or a range, as JSON."""
+
+
+log = logging.getLogger("tidings.spark")
+
+
+class ArchiveFailed(TidingsError):
+    """A query of the archive has failed; the lake is whole, and the next run goes on from it."""
+
+
+def lease_name(lake: Lake, stream: StreamId) -> str:
+    """By which the next job finds the lease that the last one has left, or whoever prepared for it."""
+    return f"archive-{hashlib.blake2b(f'{lake.root} {stream}'.encode(), digest_size=12).hexdigest()}"
+
+
+@dataclass
+class Source:
+    """A region as the archive sees it: a connection, its own streams, and a lease on each."""
+
+    region: RegionId
+    servers: str
+    connection: sync.Connection
+    streams: dict[StreamId, StreamDef] = field(default_factory=dict)
+    leases: dict[StreamId, sync.Lease] = field(default_factory=dict)
+
+    def look(self) -> dict[StreamId, int]:
+        """Learn what streams there are; where they end, as the tail knows it."""
+        told = self.connection.describe(self.region)
+        self.streams = {each.name: each for each in told.streams if each.region == self.region and not each.counted}
+        return {name: told.states[name].horizon if name in told.states else FIRST for name in self.streams}
+
+    def hold(self, lake: Lake, ends: Mapping[StreamId, int], seconds: float) -> None:
+        """Have a lease on every stream, from where the lake ends if that is still kept."""
+        for stream in self.streams:
+            if stream not in self.leases:
+                self.leases[stream] = self._lease(lease_name(lake, stream), stream, ends.get(stream, FIRST), seconds)
+
+    def _lease(self, name: str, stream: StreamId, asof: int, seconds: float) -> sync.Lease:
+        try:
+            return self.connection.lease(stream, name=name, ttl=seconds, resume=True).open(TIMEOUT)
+        except LeaseExpired:
+            return self.connection.lease(stream, asof=asof, name=name, ttl=seconds).open(TIMEOUT)
+
+    def move(self, ends: Mapping[StreamId, int]) -> None:
+        """What is in the lake is needed no longer."""
+        for stream, lease in self.leases.items():
+            if ends.get(stream, FIRST) > lease.asof:
+                lease.move(ends[stream], TIMEOUT)
+
+    def leave(self) -> None:
+        """Let the leases be, for whoever continues."""
+        for lease in self.leases.values():
+            lease.leave()
+
+
+class Archive:
+    """A job that writes a lake. ``servers``: any region of the cluster."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        servers: str,
+        *,
+        lease: float = LEASE,
+        token: str = "",
+        tries: int = TRIES,
+    ) -> None:
+        from tidings.spark.format import TidingsFormat
+
+        self.spark = spark
+        self.lake = lake
+        self.servers = servers
+        self.token = token
+        self.lease = lease
+        self.tries = tries
+        self.job = secrets.token_hex(4)
+        self.sources: dict[RegionId, Source] = {}
+        self.batches = 0
+        spark.dataSource.register(TidingsFormat)
+
+    def __enter__(self) -> Archive:
+        self._open = ExitStack()
+        try:
+            first = self._connect(self.servers)
+            for membership in first.describe().memberships:
+                servers = ",".join([node.rpartition("@")[2] for node in membership.replicas])
+                self.sources[membership.region] = Source(membership.region, servers, self._connect(servers))
+            self.hold()
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            for source in self.sources.values():
+                source.leave()
+        finally:
+            self._open.close()
+
+    def _connect(self, servers: str) -> sync.Connection:
+        url = servers if "://" in servers else f"tidings://{servers}"
+        return self._open.enter_context(sync.connect(url, token=self.token or None, timeout=TIMEOUT))
+
+    def hold(self) -> dict[StreamId, int]:
+        """Take leases on all streams that there are; where they end. From now on nothing is missed."""
+        snapshot = self.lake.snapshot()
+        reached = {stream: snapshot.end(stream) for stream in snapshot.streams}
+        ends: dict[StreamId, int] = {}
+        for source in self.sources.values():
+            ends |= source.look()
+            source.hold(self.lake, reached, self.lease)
+        return ends
+
+    # --- running ------------------------------------------------------------------------------------------
+
+    def once(self) -> Snapshot:
+        """Bring the lake up to where the streams end now; what fails is tried again, from what is committed."""
+        for attempt in range(1, self.tries + 1):
+            ends = self.hold()
+            ceilings = {stream: end for stream, end in ends.items() if is_internal(stream)}
+            try:
+                queries = self._start(ceilings, {"availableNow": True})
+                self._follow(queries, functools.partial(_ended, queries))
+                break
+            except ArchiveFailed as error:
+                if attempt == self.tries:
+                    raise
+                log.warning("%s; trying again", error)
+        return self._finished()
+
+    def run(self, until: Callable[[], bool], interval: float = INTERVAL) -> Snapshot:
+        """Keep the lake up to date; streams that are created or altered meanwhile are taken in."""
+        while not until():
+            self.hold()
+            streams = self._streams()
+            queries = self._start({}, {"processingTime": f"{interval} seconds"})
+            looked = [time.monotonic()]
+
+            def over(streams: Any = streams, looked: list[float] = looked) -> bool:
+                if time.monotonic() - looked[0] > interval:
+                    looked[0] = time.monotonic()
+                    self.hold()
+                return until() or self._streams() != streams
+
+            self._follow(queries, over)
+        return self._finished()
+
+    def _streams(self) -> dict[StreamId, StreamDef]:
+        return {name: each for source in self.sources.values() for name, each in source.streams.items()}
+
+    def _start(self, ceilings: Mapping[StreamId, int], trigger: Mapping[str, Any]) -> list[StreamingQuery]:
+        shutil.rmtree(self.lake.checkpoints, ignore_errors=True)
+        snapshot = self.lake.snapshot()
+        queries = []
+        for source in self.sources.values():
+            for at, group in enumerate(compatible(source.streams.values())):
+                name = f"{self.job}-{source.region}-{at}-{snapshot.id}"
+                options = {
+                    "servers": source.servers,
+                    "token": self.token,
+                    "subscribe": ",".join([each.name for each in group]),
+                    "startingOffsets": json.dumps({each.name: snapshot.end(each.name) for each in group}),
+                    "maxOffsetsPerTrigger": str(BATCH),
+                    "leaseSeconds": str(ATTEMPT),
+                    "archive": "true",
+                }
+                rows = self.spark.readStream.format("tidings").options(**options).load()
+                write = functools.partial(self._write, name, {each.name: each for each in group}, ceilings)
+                to = rows.writeStream.foreachBatch(write).option(
+                    "checkpointLocation", str(self.lake.checkpoints / name)
+                )
+                queries.append(to.queryName(name).trigger(**trigger).start())
+        return queries
+
+    def _follow(self, queries: list[StreamingQuery], over: Callable[[], bool]) -> None:
+        try:
+            while not over() and not any([query.exception() for query in queries]):
+                time.sleep(LOOK / 10 if self.batches == 0 else LOOK)
+        finally:
+            for query in queries:
+                query.stop()
+        for query in queries:
+            if error := query.exception():
+                raise ArchiveFailed(f"the archive of {query.name} has failed: {_last_line(str(error))}")
+
+    def _finished(self) -> Snapshot:
+        shutil.rmtree(self.lake.checkpoints, ignore_errors=True)
+        return self.lake.snapshot()
+
+    # --- a batch ------------------------------------------------------------------------------------------
+
+    def _write(
+        self,
+        job: str,
+        definitions: Mapping[StreamId, StreamDef],
+        ceilings: Mapping[StreamId, int],
+        rows: DataFrame,
+        batch: int,
+    ) -> None:
+        """Write a batch and commit it; the same one again changes nothing."""
+        snapshot = self.lake.snapshot()
+        if snapshot.batches.get(job, -1) >= batch:
+            return
+        reached = {stream: snapshot.end(stream) for stream in definitions}
+        write = functools.partial(
+            write_part, str(self.lake.root), f"{job}-{batch:06d}", dict(definitions), reached, dict(ceilings)
+        )
+        told = rows.mapInArrow(write, WRITTEN).collect()
+        files = [msgspec.json.decode(it, type=File) for what, it in told if what == "file"]
+        covers = [msgspec.json.decode(it, type=Cover) for what, it in told if what == "cover"]
+        ends = {name: end for source in self.sources.values() for name, end in source.look().items()}
+
+        def make(now: Snapshot) -> Commit | None:
+            if not covers:
+                return None
+            moved = [stream for stream, end in reached.items() if now.end(stream) != end]
+            if moved:
+                raise BadInput(f"somebody else archives {moved[0]!r} into {self.lake.root}: one job at a time")
+            return Commit(
+                kind="append",
+                at=time.time(),
+                job=job,
+                batch=batch,
+                add=tuple(files),
+                coverage=tuple(covers),
+                definitions=tuple([each for each in definitions.values() if now.definitions.get(each.name) != each]),
+                ends={name: end for name, end in ends.items() if not is_internal(name)},
+            )
+
+        after = self.lake.commit(make)
+        self.batches += 1
+        for source in self.sources.values():
+            source.move({stream: after.end(stream) for stream in definitions})
+
+
+def _ended(queries: list[StreamingQuery]) -> bool:
+    return not any([query.isActive for query in queries])
+
+
+def compatible(streams: Iterable[StreamDef]) -> list[list[StreamDef]]:
+    """Streams in as few groups as one query each can read: no attribute has two types in one of them."""
+    groups: list[list[StreamDef]] = []
+    for stream in sorted(streams, key=lambda each: each.name):
+        for group in groups:
+            try:
+                attributes_of({each.name: each.attrs for each in (*group, stream)})
+            except BadInput:
+                continue
+            group.append(stream)
+            break
+        else:
+            groups.append([stream])
+    return groups
+
+
+def write_part(
+    root: str,
+    name: str,
+    definitions: Mapping[StreamId, StreamDef],
+    reached: Mapping[StreamId, int],
+    ceilings: Mapping[StreamId, int],
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """In a task: write the rows of a part behind what the lake has; tells of files and of what they cover."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    lake = Lake(root)
+    whole = pa.Table.from_batches(batches) if (batches := list(batches)) else None  # type: ignore[assignment]
+    told: list[tuple[str, Any]] = []
+    for stream in whole["stream"].unique().to_pylist() if whole is not None else ():
+        assert whole is not None
+        mine = whole.filter(pc.equal(whole["stream"], stream))
+        ranges = mine.filter(pc.equal(mine["kind"], COVERAGE))
+        lo, hi = reached[stream], ceilings.get(stream)
+        rows = fitted(mine.filter(pc.not_equal(mine["kind"], COVERAGE)), definitions[stream], lo, hi)
+        if rows.num_rows:
+            told += [("file", file) for file in lake.write(rows, f"{name}-{context.partitionId():05d}")]
+        covers = [Cover(stream, *each.values()) for each in ranges.select(["seq", "before", "_tick"]).to_pylist()]
+        capped = [Cover(stream, each.lo, min(each.hi, hi), each.asof) if hi else each for each in covers]
+        told += [("cover", each) for each in clipped(capped, reached)]
+    texts = [(what, msgspec.json.encode(it).decode()) for what, it in told]
+    yield pa.RecordBatch.from_arrays(
+        [pa.array([each[at] for each in texts], pa.string()) for at in (0, 1)], names=["what", "it"]
+    )
+
+
+def fitted(rows: pa.Table, definition: StreamDef, lo: int, hi: int | None) -> pa.Table:
+    """Rows of [lo, hi) with the columns of their stream's files."""
+    inside = pc.greater_equal(rows["seq"], lo)
+    if hi is not None:
+        inside = pc.and_(inside, pc.less(rows["seq"], hi))
+    schema = schema_of(definition)
+    rows = rows.filter(inside).append_column("_hash", pa.nulls(pc.sum(inside).as_py() or 0, pa.int64()))
+    return hashed(rows.select(schema.names).cast(schema))
+
+
+def _last_line(text: str) -> str:
+    """Of what Spark says of a failure, what a person wants to know: the last error in it."""
+    lines = [line.strip() for line in text.splitlines() if "Error" in line or "tidings." in line]
+    return lines[-1] if lines else text.splitlines()[0]

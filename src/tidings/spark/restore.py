@@ -1,0 +1,49 @@
+"""A lost cluster comes back from the lake: the same rows under the same numbers, and publishing goes on behind them.
+
+What was published and had not reached the lake is lost. Of numbers that the owner had given out by the last commit the
+lake knows; they are not given out again, and the result says how many there are of each stream. Publishers connect
+anew: what a session had accepted after the last archived event nobody knows, so none is continued; a client that was
+in the middle of one is told so and does not guess. Durable subscriptions begin anew as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tidings.core.ids import FIRST, RegionId, is_internal
+from tidings.core.rows import NO_ROWS
+from tidings.core.span import Span
+from tidings.server import plan as plans
+from tidings.server.founding import found
+from tidings.server.layout import Layout
+from tidings.spark.lake import Lake
+
+
+def restore(directory: str | Path, files: Layout) -> dict[str, Any]:
+    """Write the disks of a cluster that has a plan and nothing else; start it with `tidings up`."""
+    lake = Lake.existing(directory)
+    snapshot = lake.snapshot()
+    definitions = [each for name, each in sorted(snapshot.definitions.items()) if not is_internal(name)]
+    lost = {each.name: max(snapshot.ends.get(each.name, FIRST) - snapshot.end(each.name), 0) for each in definitions}
+
+    def contents(region: RegionId) -> Iterator[Span]:
+        for each in definitions:
+            if each.region == region:
+                yield from lake.spans(each.name, snapshot)
+                at = snapshot.end(each.name)
+                if lost[each.name]:
+                    yield Span(each.name, at, at + lost[each.name], at + lost[each.name], NO_ROWS)
+
+    plan = plans.load(files.plan)
+    found(files, plan, definitions, contents, time.time())
+    ends = {each.name: snapshot.end(each.name) + lost[each.name] for each in definitions}
+    return {
+        "lake": str(lake.root),
+        "snapshot": snapshot.id,
+        "regions": [region.name for region in plan.regions],
+        "streams": ends,
+        "lost": {name: count for name, count in lost.items() if count},
+    }

@@ -1,0 +1,97 @@
+"""A Spark session for Tidings' own jobs: quiet, on loopback, with the Python that runs us.
+
+What users set themselves (`spark-submit --conf`, `SPARK_CONF_DIR`) is theirs; this is for jobs that a `tidings` command
+starts. A session that exists already is used as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidings.core.errors import BadInput, TidingsError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEFAULT_MASTER = "local[2]"
+NEED = "install a JDK or JRE, e.g. apt-get install openjdk-17-jre-headless, or set JAVA_HOME"
+
+
+class NoSpark(TidingsError):
+    """Spark cannot run here: the package or Java is missing; the text says what to install."""
+
+
+def require_java() -> str:
+    """The java that Spark will start; a clear error where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(os.path.join(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
+        where = f"JAVA_HOME={home} has no bin/java" if home else "no java on the PATH"
+        raise NoSpark(f"Spark needs Java 17 and there is {where}: {NEED}")
+    try:
+        subprocess.run([java, "-version"], check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NoSpark(f"Spark needs Java 17 and {java} does not run ({error}): {NEED}") from error
+    return java
+
+
+@contextmanager
+def spark(
+    master: str = DEFAULT_MASTER, name: str = "tidings", conf: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A session, stopped at the end if it was made here."""
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise NoSpark("pyspark is not installed: pip install 'tidings[spark]'") from error
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    require_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in (_conf(master) | dict(conf or {})).items():
+        builder = builder.config(key, value)
+    try:
+        session = builder.getOrCreate()
+    except PySparkException as error:
+        raise BadInput(f"no Spark session at master {master!r}: {error}") from error
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _conf(master: str) -> dict[str, str]:
+    """Quiet, no web page, few shuffle partitions; executors import the same tidings as the driver."""
+    conf = {
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.python.worker.reuse": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
+    if master.startswith("local"):
+        paths = os.pathsep.join(path for path in sys.path if path)
+        conf |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.executorEnv.PYTHONPATH": paths,
+            "spark.executorEnv.SPARK_LOCAL_IP": "127.0.0.1",
+        }
+    return conf

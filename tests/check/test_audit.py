@@ -1,0 +1,229 @@
+"""The audit proves an honest run, names what is planted in it, and says of the rest that it cannot know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tidings.check import DELIVERED, PUBLISHED, Fault, Trace, table
+from tidings.check.audit import Findings, Verdict, audit
+from tidings.core.hashing import WORD, hash_sum, row_hashes
+
+Row = dict[str, Any]
+
+KEYS = [b"a", b"b", b"a", b"c", b"d", b"b", b"a", b"e", b"f", b"c"]  # of the numbers 1 to 10
+PRICES = [1.0, 5.0, 5.0, 1.0, 5.0, 5.0, 5.0, 1.0, 5.0, 1.0]
+END = 11
+LENS = "price > 3.0D"
+
+
+def content(seq: int) -> int:
+    return (seq * 0x9E3779B97F4A7C15) & WORD
+
+
+def alive(lo: int, hi: int, asof: int) -> list[int]:
+    """The numbers that survive, event by event."""
+    return [seq for seq in range(lo, hi) if not any(KEYS[later - 1] == KEYS[seq - 1] for later in range(seq + 1, asof))]
+
+
+class Run:
+    """A by-key stream, a subscriber that follows it, one that comes late, one with a filter; open to meddling."""
+
+    def __init__(self) -> None:
+        self.events: list[Row] = [
+            {
+                "stream": "s",
+                "seq": seq,
+                "count": 1,
+                "kind": 0,
+                "publisher": "p",
+                "session": 1,
+                "number": seq,
+                "key": key,
+                "attrs": json.dumps({"price": PRICES[seq - 1]}),
+                "hash": content(seq),
+                "committed_hash": content(seq),
+            }
+            for seq, key in enumerate(KEYS, 1)
+        ]
+        self.receipts: list[Row] = []
+        for lo, hi in ((1, 4), (4, 7), (7, 9), (9, 11)):
+            self.deliver("live", lo, hi, asof=lo)
+        self.deliver("late", 1, 11, asof=11)
+        self.deliver("picky", 1, 11, asof=11, lens=LENS)
+        self.ends = {"s": END}
+
+    def deliver(self, subscriber: str, lo: int, hi: int, asof: int, lens: str = "") -> None:
+        seqs = [seq for seq in alive(lo, hi, asof) if not lens or PRICES[seq - 1] > 3]
+        hashes = np.array([content(seq) for seq in seqs], np.uint64)
+        self.receipts.append(
+            {
+                "subscriber": subscriber,
+                "incarnation": 1,
+                "n": 1 + sum(each["subscriber"] == subscriber for each in self.receipts),
+                "stream": "s",
+                "lo": lo,
+                "hi": hi,
+                "asof": asof,
+                "lens": lens,
+                "rows": len(seqs),
+                "hash_sum": hash_sum(row_hashes(np.array(seqs, np.int64), hashes)),
+                "time": float(hi),
+            }
+        )
+
+    def of(self, subscriber: str, n: int) -> Row:
+        return next(each for each in self.receipts if (each["subscriber"], each["n"]) == (subscriber, n))
+
+    def audit(self) -> Findings:
+        columns = {name: [row.get(name) for row in self.events] for name in PUBLISHED.names}
+        delivered = {name: [row[name] for row in self.receipts] for name in DELIVERED.names}
+        trace = Trace(
+            table(PUBLISHED, columns),
+            table(DELIVERED, delivered),
+            policies={"s": "by-key"},
+            attributes={"s": "price double"},
+        )
+        return audit(trace, self.ends)
+
+
+def verdicts(found: Findings) -> dict[str, Verdict]:
+    return {pair.subscriber: pair.verdict for pair in found.pairs}
+
+
+def test_an_honest_run_is_proved() -> None:
+    found = Run().audit()
+    assert found.violations == []
+    assert verdicts(found) == dict.fromkeys(["live", "late", "picky"], Verdict.PROVED)
+    assert {pair.events for pair in found.pairs} == {10}
+
+
+def duplicate(run: Run) -> None:
+    run.receipts.append(run.of("live", 2) | {"n": 5})
+
+
+def gap(run: Run) -> None:
+    run.receipts.remove(run.of("live", 2))
+    run.of("live", 3)["n"], run.of("live", 4)["n"] = 2, 3
+
+
+def reordering(run: Run) -> None:
+    second, third = run.of("live", 2), run.of("live", 3)
+    second["n"], third["n"] = 3, 2
+
+
+def wrong_row(run: Run) -> None:
+    run.of("live", 2)["hash_sum"] ^= 1
+
+
+def missing_row(run: Run) -> None:
+    run.of("live", 2)["rows"] -= 1
+
+
+def collected_row(run: Run) -> None:
+    run.of("late", 1)["rows"] += 1
+
+
+def never_published(run: Run) -> None:
+    run.deliver("live", 11, 13, asof=11)
+
+
+def hidden_behind_a_filter(run: Run) -> None:
+    run.of("picky", 1)["rows"] -= 1
+
+
+PLANTED: list[tuple[Callable[[Run], None], str, set[Fault]]] = [
+    (duplicate, "live", {Fault.TWICE, Fault.DISORDER}),
+    (gap, "live", {Fault.GAP}),
+    (reordering, "live", {Fault.DISORDER}),
+    (wrong_row, "live", {Fault.WRONG}),
+    (missing_row, "live", {Fault.MISSING}),
+    (collected_row, "late", {Fault.WRONG}),
+    (never_published, "live", {Fault.UNPUBLISHED}),
+    (hidden_behind_a_filter, "picky", {Fault.MISSING}),
+]
+
+
+@pytest.mark.parametrize(("plant", "victim", "faults"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED])
+def test_what_is_planted_is_found_and_named(plant: Callable[[Run], None], victim: str, faults: set[Fault]) -> None:
+    run = Run()
+    plant(run)
+    found = run.audit()
+    assert {each.fault for each in found.violations} == faults
+    assert {each.where["subscriber"] for each in found.violations} == {victim}
+    others = {name: verdict for name, verdict in verdicts(found).items() if name != victim}
+    assert verdicts(found)[victim] is Verdict.VIOLATED and set(others.values()) == {Verdict.PROVED}
+
+
+def test_a_receipt_that_was_kept_twice_counts_once() -> None:
+    run = Run()
+    run.receipts += [dict(row) for row in run.receipts]
+    found = run.audit()
+    assert found.violations == [] and {pair.events for pair in found.pairs} == {10}
+
+
+def test_an_event_with_two_numbers_is_a_violation_of_the_stream() -> None:
+    run = Run()
+    run.events[9]["number"] = 9
+    (found,) = run.audit().violations
+    assert found.invariant == "no_duplication" and found.fault is None and found.where["stream"] == "s"
+
+
+def forgotten_receipt(run: Run) -> None:
+    run.receipts.remove(run.of("live", 2))
+
+
+def not_in_the_table_yet(run: Run) -> None:
+    run.deliver("live", 11, 13, asof=11)
+    run.ends = {"s": 13}
+
+
+def strange_filter(run: Run) -> None:
+    run.of("picky", 1)["lens"] = "region = 'r0'"
+
+
+def collected_before_it_was_read(run: Run) -> None:
+    """The numbers 1 to 3 were read late: as of 8, when 1 was no more."""
+    run.events[0] = {"stream": "s", "seq": 1, "count": 1, "kind": 0, "gone": 8}
+
+
+@pytest.mark.parametrize(
+    ("plant", "victim"),
+    [
+        (forgotten_receipt, "live"),
+        (not_in_the_table_yet, "live"),
+        (strange_filter, "picky"),
+        (collected_before_it_was_read, "live"),
+    ],
+)
+def test_what_nobody_can_know_is_unverifiable_and_no_violation(plant: Callable[[Run], None], victim: str) -> None:
+    run = Run()
+    plant(run)
+    found = run.audit()
+    assert found.violations == []
+    assert verdicts(found) == dict.fromkeys(["live", "late", "picky"], Verdict.PROVED) | {victim: Verdict.UNVERIFIABLE}
+
+
+def test_what_is_gone_hides_nothing_from_later_receipts() -> None:
+    run = Run()
+    collected_before_it_was_read(run)
+    collected_row(run)
+    assert {each.fault for each in run.audit().violations} == {Fault.WRONG}
+
+
+def test_a_gone_number_between_hides_who_collected_the_others() -> None:
+    """Number 3 collects number 1. Without it, nobody can say of 1 when it died, but that it was dead as of 8."""
+    run = Run()
+    run.events[2] = {"stream": "s", "seq": 3, "count": 1, "kind": 0, "gone": 8}
+    run.deliver("between", 1, 2, asof=5)
+    found = verdicts(run.audit())
+    assert found == {
+        "live": Verdict.UNVERIFIABLE,
+        "late": Verdict.PROVED,
+        "picky": Verdict.PROVED,
+        "between": Verdict.UNVERIFIABLE,
+    }

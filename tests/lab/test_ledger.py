@@ -1,0 +1,111 @@
+"""What a campaign finds is kept, summed up, and not found again where the same code has found it already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidings.lab import campaign, fleet, ledger
+from tidings.lab.ledger import Ledger
+
+
+def outcome(seed: int, *violations: tuple[str, str]) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "mood": "calm",
+        "violations": list(violations),
+        "faults": {"cut": 2},
+        "reports": {"retransmission": 1.0},
+        "sim_seconds": 3600.0,
+        "wall_seconds": 1.0,
+        "events": 2000 + seed,
+        "clients": 8,
+        "regions": 2,
+        "hash": f"{seed:x}",
+    }
+
+
+@pytest.fixture
+def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Which seeds were run; seed 2 is bad."""
+    ran: list[int] = []
+
+    def run_seed(seed: int) -> dict[str, Any]:
+        ran.append(seed)
+        return outcome(seed, ("order", "17 before 16")) if seed == 2 else outcome(seed)
+
+    monkeypatch.setattr(campaign, "run_seed", run_seed)
+    return ran
+
+
+def test_what_was_run_is_in_the_ledger_and_is_summed_up(tmp_path: Path, seeds: list[int]) -> None:
+    result = fleet.run("sprinkler", range(4), folder=tmp_path)
+    assert [each["seed"] for each in result["violations"]] == [2]
+    found = fleet.totals(tmp_path)
+    assert found["seeds"] == 4 and found["violations"] == 1
+    assert found["by_target"]["sprinkler"] == {
+        "seeds": 4,
+        "runs": 4,
+        "violated": 1,
+        "hours_simulated": 4.0,
+        "faults": {"cut": 8},
+    }
+    assert found["failures"][0]["replay"] == "tidings check sprinkler --seeds 2..3"
+    assert found["commits"] == [ledger.commit()]
+
+
+def test_an_interrupted_campaign_keeps_what_it_has(
+    tmp_path: Path, seeds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = campaign.run_seed
+
+    def until_three(seed: int) -> dict[str, Any]:
+        if seed == 3:
+            raise KeyboardInterrupt
+        return whole(seed)
+
+    monkeypatch.setattr(campaign, "run_seed", until_three)
+    with pytest.raises(KeyboardInterrupt):
+        fleet.run("sprinkler", range(5), folder=tmp_path)
+    assert fleet.totals(tmp_path)["seeds"] == 3
+
+
+def test_only_seeds_of_the_same_code_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Ledger(tmp_path, fleet.SCHEMA)
+    kept.add(fleet.row("sprinkler", outcome(seed, ("order", "x"))) for seed in range(3))
+    kept.flush()
+    known = list(fleet.known(kept, "sprinkler", range(1, 9)))
+    assert [each["seed"] for each in known] == [1, 2]
+    assert known[0]["violations"] == [("order", "x")] and known[0]["reports"] == {"retransmission": 1.0}
+    assert not list(fleet.known(kept, "cluster", range(9)))
+    monkeypatch.setattr(fleet, "code", lambda *modules: "other")
+    assert not list(fleet.known(kept, "sprinkler", range(9)))
+
+
+def test_an_empty_ledger_sums_up_to_nothing(tmp_path: Path) -> None:
+    assert fleet.totals(tmp_path / "none") == {
+        "seeds": 0,
+        "violations": 0,
+        "failures": [],
+        "by_target": {},
+        "commits": [],
+    }
+
+
+def test_a_half_written_part_is_not_read(tmp_path: Path) -> None:
+    kept = Ledger(tmp_path)
+    kept.add([{"a": 1}])
+    kept.flush()
+    (tmp_path / ".part-1.parquet").write_bytes(b"half")
+    assert kept.table().to_pylist() == [{"a": 1}]
+
+
+def test_a_digest_is_of_the_rows_not_of_their_chunks() -> None:
+    whole = pa.table({"a": [1, 2, 3]})
+    split = pa.concat_tables([whole.slice(0, 1), whole.slice(1)])
+    assert ledger.digest([whole]) == ledger.digest([split])
+    assert ledger.digest([whole]) != ledger.digest([pa.table({"a": [1, 2, 4]})])
+    assert ledger.digest([whole, whole]) != ledger.digest([whole])

@@ -1,0 +1,72 @@
+"""SP3 and SP4 in small: what is measured, and verdicts that follow from the rows, whichever way they point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidings.lab import region_load
+from tidings.lab.region_load import LOADS, PRODUCT, READINGS
+
+
+def test_a_small_region_carries_the_load_and_says_how_long_it_takes() -> None:
+    point = {"clients": 4, "seconds": 0.4, "load": 0.1, "fanout": 2, "shuffle": 0.03, "reading": PRODUCT, "seed": 1}
+    rows = region_load.measure(point)
+    assert [row["origin"] for row in rows] == ["r0", "r1", "r2"]
+    for row in rows:
+        assert row["offered"] == pytest.approx(259_200)
+        assert row["throughput"] == pytest.approx(row["offered"], rel=0.05)
+        assert row["due"] > 10 and row["unfinished"] == 0
+        assert 0.010 < row["latency_mean"] <= row["latency_max"] < 1.0
+
+
+def test_the_grids_are_the_papers() -> None:
+    assert [round(6 * load) for load in LOADS] == [1, 3, 5, 7, 9, 11]
+    full = region_load.fanout_points("full")
+    assert {point["clients"] for point in full} == {1000}
+    assert {point["reading"] for point in full} == set(READINGS)
+    assert len({point["seed"] for point in full}) >= 5
+    literal = region_load.scenario(10, reading="literal", fanout=5, seconds=1.0)
+    assert literal.protocol.proxy_fanout == 5 and literal.regions[0].proxy_uplink == literal.regions[0].client_uplink
+    own = region_load.scenario(10, reading="own-fanout", fanout=5, seconds=1.0)
+    assert own.protocol.proxy_fanout == 1 and own.protocol.fanout == 5
+
+
+def setting(fanout: int, shuffle: float, share: float, latency: float, reading: str = PRODUCT) -> dict[str, Any]:
+    return {
+        "reading": reading,
+        "fanout": fanout,
+        "shuffle": shuffle,
+        "offered": 1e6,
+        "throughput": share * 1e6,
+        "goodput": min(share, 1.0) * 1e6,
+        "sd": 1e4,
+        "latency": latency,
+        "unfinished": 0,
+        "runs": 2,
+    }
+
+
+@pytest.mark.parametrize(("many", "holds"), [(0.8, True), (1.0, False)])
+def test_a_large_fanout_hurts_only_if_it_does(many: float, holds: bool) -> None:
+    claim = region_load._large([setting(4, 0.3, 1.0, 0.1), setting(8, 0.3, many, 0.1)], "quick")
+    assert claim.holds is holds
+    assert bool(claim.why) is not holds
+
+
+@pytest.mark.parametrize(("literal", "holds"), [(0.5, True), (0.99, False)])
+def test_the_literal_reading_collapses_only_if_it_does(literal: float, holds: bool) -> None:
+    rows = [setting(4, 0.03, 1.0, 0.1, reading) for reading in READINGS if reading != "literal"]
+    assert region_load._literal([*rows, setting(4, 0.03, literal, 0.1, "literal")]).holds is holds
+
+
+def test_latency_counts_below_saturation_only() -> None:
+    loads = [
+        {**setting(4, 0.03, share, latency), "load": load, "due": 10}
+        for load, share, latency in ((1 / 6, 1.0, 0.1), (0.5, 1.0, 0.2), (11 / 6, 0.6, 2.0))
+    ]
+    assert region_load._below(loads, "quick").holds
+    assert region_load._overload(loads).holds
+    loads[1]["latency"] = 0.35
+    assert not region_load._below(loads, "quick").holds

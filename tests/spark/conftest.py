@@ -1,0 +1,25 @@
+"""One Spark session and one cluster for all tests of this directory that want them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from spark.rig import Cluster
+from tidings.spark.session import spark as session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    conf = {"spark.sql.streaming.metricsEnabled": "false", "spark.sql.streaming.pollingDelay": "50ms"}
+    with session("local[2]", "tests", conf) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(regions=1, replicas=3, dir=tmp_path_factory.mktemp("cluster"))
+    yield made
+    made.stop()

@@ -1,0 +1,74 @@
+"""A cluster that was lost comes back from the lake: same rows, same numbers, and publishing goes on behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from spark.lakes import append, lake_in
+from tidings.client.connection import connect
+from tidings.core.errors import BadInput
+from tidings.protocols.catalog import StreamDef
+from tidings.server import plan as plans
+from tidings.server.layout import Layout
+from tidings.server.local import LocalCluster
+from tidings.spark.restore import restore
+
+PRICES = StreamDef("prices", "r0", "by-key", number=0, attrs="loc string")
+PLAIN = StreamDef("plain", "r1", number=1)
+
+
+def layout(folder: Path, regions: int = 2, durability: plans.Durability = "durable") -> Layout:
+    files = Layout(folder / "cluster").make()
+    files.plan.write_text(plans.render(plans.generate(regions, 2, durability=durability, port=0)))
+    return files
+
+
+def test_a_new_cluster_begins_with_what_is_in_the_lake(tmp_path: Path) -> None:
+    lake = lake_in(tmp_path)
+    append(lake, PRICES, [6, 7, 8, 9], cover=(1, 10, 10), loc=["NY"] * 4)
+    append(lake, PRICES, range(10, 14), loc=["LA"] * 4)
+    append(lake, PLAIN, range(1, 5), ends={"plain": 7})  # 5 and 6 were given out, and never read
+    files = layout(tmp_path)
+    told = restore(lake.root, files)
+    assert told["streams"] == {"prices": 14, "plain": 7} and told["lost"] == {"plain": 2}
+
+    async def main() -> None:
+        async with LocalCluster(dir=files.root, durability="durable") as cluster:
+            async with connect(cluster.url("r1"), timeout=30.0) as t:
+                async with t.subscribe("prices", start="earliest") as sub, asyncio.timeout(20):
+                    found = [await sub.next() for _ in range(5)]
+                assert [(event.seq, event.payload) for event in found] == [(n, b"%d" % n) for n in range(9, 14)]
+                assert {event.attrs["loc"] for event in found[1:]} == {"LA"}
+                assert (await t.publish("plain", payload=b"new")).seq == 7
+                assert (await t.publish("prices", key=b"4", payload=b"new")).seq == 14
+            await cluster.kill("r1/head")
+            async with connect(cluster.url("r0"), timeout=30.0) as t:
+                async with t.subscribe("plain", start="earliest") as sub, asyncio.timeout(20):
+                    assert [(await sub.next()).seq for _ in range(5)] == [1, 2, 3, 4, 7]
+                assert (await t.why("prices", 9)).state == "collected"
+
+    asyncio.run(main())
+
+
+def test_a_directory_with_a_cluster_in_it_is_not_written_over(tmp_path: Path) -> None:
+    lake = lake_in(tmp_path)
+    append(lake, PLAIN, range(1, 5))
+    files = layout(tmp_path)
+    restore(lake.root, files)
+    with pytest.raises(BadInput, match="there already"):
+        restore(lake.root, files)
+
+
+def test_what_cannot_be_restored_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    lake = lake_in(tmp_path)
+    append(lake, PLAIN, range(1, 5))
+    with pytest.raises(BadInput, match="no such region"):
+        restore(lake.root, layout(tmp_path / "one", regions=1))
+    with pytest.raises(BadInput, match="needs disks"):
+        restore(lake.root, layout(tmp_path / "two", durability="memory"))
+    append(lake, PLAIN, range(9, 12))
+    with pytest.raises(BadInput, match=r"\[5, 9\) is not in the lake"):
+        restore(lake.root, layout(tmp_path / "three"))
