@@ -23,7 +23,7 @@ from tidings.core.filters import parse, parse_attributes
 def run(spark: Any, cluster: Cluster, folder: Path, each: Any = None, **more: Any) -> Any:
     """A streaming query to Parquet (or a function of each batch) until everything is read.
 
-    Spark gives a Python process ten seconds to start, which can be too few while others use the machine: once more then.
+    Spark gives a Python process ten seconds to start, too few at times where others use the machine: once more then.
     """
     for _ in range(3):
         try:
