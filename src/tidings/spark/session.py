@@ -84,6 +84,7 @@ def _conf(master: str) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.worker.reuse": "true",
+        "spark.python.authenticate.socketTimeout": "120s",  # 15 are too few where others use the machine as well
         "spark.sql.execution.arrow.pyspark.enabled": "true",
     }
     if master.startswith("local"):

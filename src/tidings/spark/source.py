@@ -311,8 +311,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not any(steps.values()):
             return start
         end = {name: at | {"from": at["seq"]} for name, at in start.items()}
-        for name, info in streams.items():
-            lo = start.get(name, {}).get("seq", FIRST)
+        for name in [name for name, step in steps.items() if step]:
+            info, lo = streams[name], start.get(name, {}).get("seq", FIRST)
             lease = self._lease(name, start.get(name, {}).get("lease", ""), lo if self.options.archive else 0)
             asof = max(lo if self.options.archive else info.horizon, lease.asof)
             end[name] = {"from": lo, "seq": lo + steps[name], "asof": asof, "lease": lease.name}
