@@ -218,18 +218,31 @@ class Connection:
         )
 
     async def _listen(self, name: str) -> None:
-        """Take a free port and say so in the own id: others dial it."""
+        """Take a free port where the cluster's machines can reach it, and say so in the own id: others dial it."""
+        address = await self._facing()
         for attempt in range(8):
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
+            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+                probe.bind((address, 0))
                 port = probe.getsockname()[1]
-            self._host = self._make_host(make_id(name, "127.0.0.1", port))
+            self._host = self._make_host(make_id(name, address, port))
             try:
-                await self._host.listen("127.0.0.1", port)
+                await self._host.listen(address, port)
                 return
             except OSError:
                 if attempt == 7:
                     raise
+
+    async def _facing(self) -> str:
+        """The address of this machine at which the way to the cluster begins; nothing is sent to find it."""
+        for seed in self._seeds:
+            try:
+                found = await self._loop.getaddrinfo(*ADDRESSES[seed], type=socket.SOCK_DGRAM)
+                with socket.socket(found[0][0], socket.SOCK_DGRAM) as probe:
+                    probe.connect(found[0][4])
+                    return str(probe.getsockname()[0])
+            except OSError:
+                continue  # no way to this one
+        return "127.0.0.1"
 
     async def close(self, *, flush: bool = True) -> None:
         """End; posted events are made durable first, or the error says which are not."""

@@ -400,9 +400,9 @@ class Chunks:
             return None
         from tidings.core.rewriting import rewrite
 
-        chunks = [(rows, dead) for rows, dead, _, _ in self._chunks[first:end] if dead is not None]
-        assert len(chunks) == end - first, "rows of a stream with keys are marked"
-        return rewrite(chunks, limit, low)
+        table = self._table[first:end][:, [FIRST_ROW, COUNT, SEQS, DEAD]]
+        assert table[:, 3].all(), "rows of a stream with keys are marked"
+        return rewrite([chunk.rows for chunk in self._chunks[first:end]], table, limit, low)
 
     def _merged(self, first: int, end: int, limit: int, low: int) -> tuple[ArrowRows, Seqs | None]:
         """Likewise with Arrow."""

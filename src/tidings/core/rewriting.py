@@ -86,12 +86,18 @@ def _gather(
             to += 1
 
 
-def rewrite(chunks: Sequence[tuple[ArrowRows, Seqs]], limit: int, low: int) -> tuple[ArrowRows, Seqs] | None:
-    """The rows of some chunks at or above low that were not collected below limit; None if Arrow has to do it."""
+def rewrite(chunks: Sequence[ArrowRows], table: Words, limit: int, low: int) -> tuple[ArrowRows, Seqs] | None:
+    """The rows of some chunks at or above low that were not collected below limit; None if Arrow has to do it.
+
+    ``table`` has the first number, the count and the addresses of numbers and marks of each.
+    """
     parts = np.zeros((len(chunks), WIDTH), np.int64)
-    for at, (rows, dead) in enumerate(chunks):
-        if isinstance(rows, ListedRows) or not _describe(parts[at], rows, dead):
+    parts[:, : DEAD + 1] = table
+    for at, rows in enumerate(chunks):
+        columns = None if isinstance(rows, ListedRows) else _columns(rows)
+        if columns is None:
             return None
+        parts[at, KEYS:KEPT] = *_addresses(columns[0]), *_addresses(columns[1])
     places = np.empty(int(parts[:, COUNT].sum()) + 1, np.int64)
     sizes = np.zeros(2, np.int64)
     count = _left(parts, limit, low, places, sizes)
@@ -103,24 +109,21 @@ def rewrite(chunks: Sequence[tuple[ArrowRows, Seqs]], limit: int, low: int) -> t
     _gather(parts, places, seqs, dead, offsets[0], values[0], offsets[1], values[1])
     origins: list[Origin] = []
     begin = 0
-    for (rows, _), kept in zip(chunks, parts[:, KEPT].tolist(), strict=True):
+    for rows, kept in zip(chunks, parts[:, KEPT].tolist(), strict=True):
         origins += surviving_origins(rows.origins, seqs[begin : begin + kept])
         begin += kept
     return ArrowRows.numbered(seqs, _batch(count, offsets, values), merged_origins(origins)), dead
 
 
-def _describe(part: Words, rows: ArrowRows, dead: Seqs) -> bool:
-    """What the kernels need to know of a chunk; False if it has more than keys and payloads, or lacks some."""
+def _columns(rows: ArrowRows) -> tuple[pa.Array, pa.Array] | None:
+    """Keys and payloads of rows that have these, each, and nothing else."""
     if not rows.plain:
-        return False
+        return None
     kind, key, payload, before = rows.batch.columns
     if before.null_count < len(before) or key.null_count or payload.null_count:
-        return False
-    if np.frombuffer(kind.buffers()[1], np.uint8)[kind.offset : kind.offset + len(kind)].any():
-        return False
-    seqs = 0 if rows.seqs is None else rows.seqs.ctypes.data
-    part[:KEPT] = rows.first, rows.count, seqs, dead.ctypes.data, *_addresses(key), *_addresses(payload)
-    return True
+        return None
+    kinds = np.frombuffer(kind.buffers()[1], np.uint8)[kind.offset : kind.offset + len(kind)]
+    return None if kinds.any() else (key, payload)
 
 
 def _addresses(column: pa.Array) -> tuple[int, int]:

@@ -104,9 +104,9 @@ class Keeper:
         return out
 
     def _read(self, now: Time) -> list[Effect]:
-        """The same range as ever, as of the long lease and of the newest short one."""
+        """The same range as ever, as of the long lease and of the oldest short one."""
         out: list[Effect] = []
-        names = [LONG, *sorted(set(self.asofs) - {LONG})[-1:]]
+        names = [LONG, *sorted(set(self.asofs) - {LONG}, key=lambda name: self.asofs[name])[:1]]
         for at, name in enumerate(names):
             if name in self.asofs and self.hi:
                 id = 10 * self.steps + at

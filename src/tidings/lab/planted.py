@@ -410,8 +410,8 @@ PULL = (
     Mutant(
         "fallback-forgotten",
         "protocols.pull",
-        "self.request_from_proxy(now, state, effects)\n        effects.append(self._arm_fallback(state, wait))",
-        "effects.append(self._arm_fallback(state, wait))",
+        "self.request_from_proxy(now, state, effects)\n        effects.append(self._arm_fallback(now, state, wait))",
+        "effects.append(self._arm_fallback(now, state, wait))",
         "without progress nobody turns to the proxy",
     ),
     Mutant(

@@ -46,9 +46,10 @@ from tidings.spark.session import require_java
 Fault: TypeAlias = Literal["driver", "worker", "executor", "commit", "replica", "head"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 STREAM = "copied"
-KEYS = 400
+KEYS = 50  # that repeat
+REPEATED = 0.3  # of all events; the others have a key of their own, and stay
 BACKLOG = 8_000  # events before the job starts; ours: four batches and more
-BATCH = 200
+BATCH, EVERY = 100, 0.25  # events, and seconds between batches of them: less than a job reads on a busy machine
 STARTS = 5  # of one job; ours: one fault needs two
 PATIENCE = 300.0  # seconds for one run of a job on a busy machine
 
@@ -68,7 +69,8 @@ class Load(threading.Thread):
     def publish(self, count: int) -> None:
         """So many events more; nobody else publishes, so they continue the numbers."""
         numbers = range(len(self.keys), len(self.keys) + count)
-        keys = [b"key-%d" % self.rng.randrange(KEYS) for _ in numbers]
+        rng = self.rng
+        keys = [b"key-%d" % (rng.randrange(KEYS) if rng.random() < REPEATED else KEYS + n) for n in numbers]
         payloads = [b"payload %d" % number for number in numbers]
         ack = self.connection.publish_table(
             STREAM, pa.table({"key": pa.array(keys, pa.binary()), "payload": pa.array(payloads, pa.binary())})
@@ -80,7 +82,7 @@ class Load(threading.Thread):
 
     def run(self) -> None:
         try:
-            while not self.over.wait(0.1):
+            while not self.over.wait(EVERY):
                 self.publish(BATCH)
         except Exception as error:
             self.error = error
@@ -117,6 +119,8 @@ class Trial:
                 if not struck:
                     struck = self._strike(process)
                 code = process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                raise TidingsError(f"the job has not ended in {PATIENCE:g} s; see {self._log}") from None
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -139,10 +143,11 @@ class Trial:
         import pyspark
 
         self.starts += 1
+        job = self.job if self.starts == 1 else msgspec.structs.replace(self.job, limit=10 * self.job.limit)
         home = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
         with open(self._log, "ab") as out:
             return subprocess.Popen(
-                [sys.executable, "-m", "tidings.lab.spark_job", msgspec.json.encode(self.job).decode()],
+                [sys.executable, "-m", "tidings.lab.spark_job", msgspec.json.encode(job).decode()],
                 stdout=out,
                 stderr=out,
                 start_new_session=True,

@@ -34,11 +34,12 @@ def main(job: Job) -> None:
     """Read everything that is there when it starts, then end."""
     workers = Path(job.folder) / "workers"
     workers.mkdir(parents=True, exist_ok=True)
+    where, pause = str(workers), job.pause  # tasks get a copy: plain values travel best
 
     def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            (workers / str(os.getpid())).touch()
-            time.sleep(job.pause)
+            Path(where, str(os.getpid())).touch()
+            time.sleep(pause)
             yield batch
 
     with spark(job.master, "tidings check spark") as session:

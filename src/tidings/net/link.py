@@ -53,6 +53,7 @@ class Hello(msgspec.Struct, frozen=True):
     oldest: int = OLDEST
     rows: int = wire.FORMAT  # of spans; whoever changes it changes the format too
     token: str = ""
+    to: NodeId = ""  # whom the dialler means; empty: whoever lives there
 
 
 class Error(msgspec.Struct, frozen=True):
@@ -293,6 +294,8 @@ class Trunk:
     def admit(self, connection: Connection, theirs: Hello, *, accepted: bool) -> Peer:
         """The peer behind a hello; raises `FrameError` if it is not welcome."""
         compatible(self.hello, theirs)
+        if accepted and theirs.to not in ("", self.hello.node):  # else it would take the place of one who means us
+            raise FrameError("name", f"{self.hello.node!r} lives here, not {theirs.to!r}")
         verdict = self.sink.judge(theirs, accepted)
         if verdict is not None:
             code, _, text = verdict.partition(": ")
@@ -460,7 +463,8 @@ class Link(_Side):
     def opened(self, connection: Connection) -> None:
         super().opened(connection)
         self._connection = connection
-        connection.send(introduce(self.trunk.hello))
+        meant = self.node if name_of(self.node) else ""
+        connection.send(introduce(msgspec.structs.replace(self.trunk.hello, to=meant)))
 
     def greet(self, connection: Connection, hello: Hello) -> None:
         """The answer to our hello: what has waited can go."""

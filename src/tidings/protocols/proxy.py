@@ -362,7 +362,7 @@ class Proxy:
     def _receive_as_head(self, now: Time, src: NodeId, message: Message) -> Effects:
         if not self.chain.is_head:
             membership = self.chain.membership
-            known = membership.epoch > 0 and not self.chain.unproven  # a head that cannot be sure yet says nothing
+            known = membership.epoch > 0 and membership.head != self.me  # a head that is not sure yet says nothing
             return [Send(src, NotHead(membership))] if known else NOTHING
         if isinstance(message, OpenSession):
             return self._open_session(now, src, message)

@@ -49,6 +49,7 @@ LEASE = 3600.0  # seconds that a lease outlives the job; ours: a job that runs o
 ATTEMPT = 120.0  # seconds that a reader's own lease does; ours: its job begins anew, from the lake
 BATCH = 1_000_000  # numbers in a batch; ours: tens of seconds of work on two cores
 INTERVAL = 10.0  # seconds between batches of a job that keeps running
+BEGINNING = 15.0  # seconds that the start of a query is waited for; ours: a little more than Spark waits
 TRIES = 3  # of a run that ends; ours: a worker that did not start in time is no reason to give up
 LOOK = 1.0  # seconds between looks at what the queries do
 TIMEOUT = 30.0  # seconds for an answer of the cluster
@@ -228,6 +229,7 @@ class Archive:
                     "checkpointLocation", str(self.lake.checkpoints / name)
                 )
                 queries.append(to.queryName(name).trigger(**trigger).start())
+                _await_beginning(queries[-1])
         return queries
 
     def _follow(self, queries: list[StreamingQuery], over: Callable[[], bool]) -> None:
@@ -289,6 +291,13 @@ class Archive:
         self.batches += 1
         for source in self.sources.values():
             source.move({stream: after.end(stream) for stream in definitions})
+
+
+def _await_beginning(query: StreamingQuery) -> None:
+    """Let a query find its source before the next one starts: Spark gives each process for that only ten seconds."""
+    deadline = time.monotonic() + BEGINNING
+    while query.isActive and time.monotonic() < deadline and query.status["message"].startswith("Initializing"):
+        time.sleep(LOOK / 10)
 
 
 def _ended(queries: list[StreamingQuery]) -> bool:
