@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
@@ -27,9 +27,12 @@ from tidings.client.events import Ack, Event, Reason, Rows, StreamInfo
 from tidings.client.leasing import Lease as AsyncLease
 from tidings.client.packing import PENDING, Attrs
 from tidings.client.reading import Reading as AsyncReading
+from tidings.client.sinks import Part as AsyncPart
+from tidings.client.sinks import Sink as AsyncSink
 from tidings.client.subscription import Subscription as AsyncSubscription
 from tidings.net.loop import loop_factory
 from tidings.protocols.catalog import Description
+from tidings.protocols.sinks import Attempt
 
 T = TypeVar("T")
 
@@ -206,6 +209,10 @@ class Connection:
         """Keep rows readable as of a number; options asof, name, ttl, bytes, resume as for the asynchronous `lease`."""
         return Lease(self, self._async.lease(stream, **options))
 
+    def sink(self, stream: str, *, timeout: float | None = None, **options: Any) -> Sink:
+        """One batch of a writer; options as for the asynchronous `sink`. A call that takes longer is given up."""
+        return Sink(self, self._async.sink(stream, **options), timeout)
+
     def describe(self, region: str = "") -> Description:
         """What is there, as a replica of the own region tells it, or the one of another region that knows most."""
         return self._call(self._async.describe(region))
@@ -247,6 +254,44 @@ class Connection:
     def client_id(self) -> str:
         """The id it publishes under."""
         return self._async.client_id
+
+
+class Sink:
+    """One batch of a writer, for blocking code."""
+
+    def __init__(self, connection: Connection, sink: AsyncSink, timeout: float | None) -> None:
+        self._connection = connection
+        self._sink = sink
+        self._timeout = timeout
+
+    def part(self, partition: int) -> Part:
+        """A new attempt at one partition."""
+        return Part(self._connection, self._sink.part(partition), self._timeout)
+
+    def commit(self, parts: Sequence[Attempt]) -> Ack | None:
+        """Publish what these parts have staged."""
+        return self._connection._call(self._sink.commit(parts), self._timeout)
+
+    def abort(self) -> None:
+        """Drop what this run has staged."""
+        self._connection._call(self._sink.abort(), self._timeout)
+
+
+class Part:
+    """One attempt at a partition, for blocking code."""
+
+    def __init__(self, connection: Connection, part: AsyncPart, timeout: float | None) -> None:
+        self._connection = connection
+        self._part = part
+        self._timeout = timeout
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        """Stage rows."""
+        self._connection._call(self._part.put(batch), self._timeout)
+
+    def finish(self) -> Attempt:
+        """Wait until everything is staged."""
+        return self._connection._call(self._part.finish(), self._timeout)
 
 
 class Lease:

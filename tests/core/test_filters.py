@@ -358,6 +358,17 @@ def test_canonical_text_reads_back_as_the_same_filter(condition: E) -> None:
     assert again.root == found.root
 
 
+@MANY
+@given(condition=conditions(), rows=st.lists(ROW, min_size=1, max_size=4), absent=st.sets(st.sampled_from([*COLUMNS])))
+def test_a_column_that_a_stream_lacks_is_null(condition: E, rows: list[dict[str, Any]], absent: set[str]) -> None:
+    schema = {name: kind for name, kind in SCHEMA.items() if name not in absent}
+    absent.discard("key")
+    rows = [{**row, **dict.fromkeys(absent)} for row in rows]
+    found = parse(parse(condition.sql, SCHEMA).without(absent), schema)
+    assert not absent & set(found.columns)
+    assert found.mask(table_of(rows)).tolist() == [condition.of(row) is True for row in rows]
+
+
 @settings(max_examples=100, deadline=None)
 @given(a=conditions(1), b=conditions(1), c=conditions(1), rows=st.lists(ROW, min_size=1, max_size=6))
 def test_laws_of_three_valued_logic(a: E, b: E, c: E, rows: list[dict[str, Any]]) -> None:

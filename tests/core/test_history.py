@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from core.naive import KEY_PREDICATES, PREDICATES, Event, Naive, events_of
 from tidings.core import chunks
@@ -19,10 +20,11 @@ from tidings.core.gc import GcPolicy
 from tidings.core.history import History
 from tidings.core.keyindex import KeyIndex
 from tidings.core.lens import Lens
+from tidings.core.listed import ListedRows
 from tidings.core.rows import NO_ROWS, ArrowRows, CountedRows, Origin, before_rows, data_rows
 from tidings.core.span import Span
 
-SMALL = {"CHUNK_ROWS": 6, "SMALL_ROWS": 3, "SMALL_RUN": 3, "GATHER_ROWS": 3}
+SMALL = {"CHUNK_ROWS": 6, "SMALL_ROWS": 3, "SMALL_RUN": 3, "GATHER_ROWS": 3, "FEW": 4, "TAIL_ROWS": 7}
 KEYS = [b"", b"a", b"key-of-ten", b"a key that is longer than sixteen bytes", None]
 NAMES = st.sampled_from(["owner", "mirror", "third"])
 FRACTION = st.integers(0, 1000)
@@ -47,12 +49,24 @@ def predicate_or_data(
     return None, None, None, allowed[where % len(allowed)]
 
 
+def as_lists(span: Span) -> Span:
+    """The span with its rows as lists, if they can be."""
+    rows = span.rows
+    if not isinstance(rows, ArrowRows) or rows.seqs is not None or not rows.count or not rows.plain:
+        return span
+    kinds, keys, payloads = [rows.batch.column(name).to_pylist() for name in ("kind", "key", "payload")]
+    if any(kinds):
+        return span
+    return replace(span, rows=ListedRows(keys, payloads, rows.first, rows.origins))
+
+
 class Histories(RuleBasedStateMachine):
     """An owner that publishes, a mirror that hears from senders with any asof, a third that hears from the mirror."""
 
     policy = "by-key"
     counted = False
     dict_limit = 8192
+    listed = False  # rows come as lists wherever they can
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +97,7 @@ class Histories(RuleBasedStateMachine):
             for i, (key, fraction) in enumerate(batch)
         ]  # fmt: skip
         span = self.truth.publish(events)
-        assert self.all["owner"].accept(span) == span
+        assert self.all["owner"].accept(as_lists(span) if self.listed else span) == span
 
     @precondition(lambda self: not self.counted)
     @rule(batch=st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(TENANTS), WHERE), min_size=1, max_size=8))
@@ -108,7 +122,7 @@ class Histories(RuleBasedStateMachine):
     def take(self, name: str, span: Span) -> None:
         history = self.all[name]
         horizon, floor = history.horizon, history.floor
-        new = history.accept(span)
+        new = history.accept(as_lists(span) if self.listed else span)
         if span.hi <= horizon:
             assert new is None
             assert (history.horizon, history.floor) == (horizon, floor)
@@ -251,6 +265,14 @@ class CompiledHistories(Histories):
     dict_limit = 0
 
 
+class ListedHistories(Histories):
+    listed = True
+
+
+class CompiledListedHistories(CompiledHistories):
+    listed = True
+
+
 class UnkeyedHistories(Histories):
     policy = "none"
 
@@ -271,12 +293,17 @@ def snapshot(history: History) -> tuple[Any, ...]:
 
 
 MANY = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-for machine in (Histories, CompiledHistories, UnkeyedHistories, CountedHistories):
+for machine in (
+    *(Histories, CompiledHistories, UnkeyedHistories, CountedHistories),
+    *(ListedHistories, CompiledListedHistories),
+):
     machine.TestCase.settings = MANY
 TestByKey = Histories.TestCase
 TestByKeyCompiled = CompiledHistories.TestCase
 TestUnkeyed = UnkeyedHistories.TestCase
 TestCounted = CountedHistories.TestCase
+TestListed = ListedHistories.TestCase
+TestListedCompiled = CompiledListedHistories.TestCase
 
 
 # --- what cannot be true ------------------------------------------------------------------------------------

@@ -42,7 +42,10 @@ def test_dict_table_and_a_switch_between_them_answer_alike(
                 after[key] = seq
         for index in indexes:
             array = binary(keys, padding)
-            previous = index.replace(array, numbered(number, len(keys)))
+            if padding:
+                previous = index.replace(array, numbered(number, len(keys)))
+            else:
+                previous = np.array(index.replace_few(keys, number), dtype=np.int64)
             assert previous.tolist() == expected
             if action == "undo":
                 index.restore(array, previous)
@@ -55,6 +58,15 @@ def test_dict_table_and_a_switch_between_them_answer_alike(
             for index in indexes:
                 index.forget(low)
         assert [len(index) for index in indexes] == [len(plain)] * 3
+
+
+@pytest.mark.parametrize("length", [7, 10, 16, 17, 33])
+def test_a_table_that_grows_key_by_key_is_the_same_table(length: int) -> None:
+    index = KeyIndex(seed=7, dict_limit=0)
+    keys = [b"%0*d" % (length, i) for i in range(5_000)]
+    for number, key in enumerate(keys, 1):
+        assert index.replace_few([key], number) == [-1]
+    assert index.replace(binary(list(keys)), numbered(5_001, 5_000)).tolist() == list(range(1, 5_001))
 
 
 @pytest.mark.parametrize("length", [7, 10, 16, 17, 33])

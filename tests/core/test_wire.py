@@ -373,7 +373,7 @@ def test_rows_that_are_still_lists_encode_as_the_same_rows_do() -> None:
 
 
 def test_rows_that_came_are_as_large_as_arrow_says() -> None:
-    for count in (1, 2, 8, 9, 64):
+    for count in (1, 2, 8, 9, 64, 65, 300):
         for keys in ([b"k" * at for at in range(count)], [None] * count, [b"k", *[None] * (count - 1)]):
             head, body = encode_rows(data_rows(7, keys, [b"p" * (at % 5) for at in range(count)], Origin(7, 7 + count)))
             rows = decode_rows(head, b"".join(body))

@@ -6,7 +6,7 @@ from typing import Any
 
 from tidings.core.rows import data_rows
 from tidings.core.span import Span
-from tidings.lab.evidence import Evidence, Sent
+from tidings.lab.evidence import LAG, Evidence, Sent
 from tidings.lab.stalls import felt, longest_stall
 
 BEGIN = 1000.0
@@ -31,7 +31,7 @@ def told(times: dict[str, list[float]], answered: list[float]) -> Evidence:
 def test_the_longest_silence_is_found_with_its_subscriber_and_fault() -> None:
     seconds = [float(at) for at in range(1, 20)]
     evidence = told({"near": seconds, "far": [*seconds[:12], 16.5, 17.0, 18.0, 19.0]}, seconds)
-    stall = longest_stall(evidence, BEGIN, BEGIN + 20, HOME, FAULTS)
+    stall = longest_stall(evidence, BEGIN, BEGIN + 20, HOME, FAULTS, {})
     assert stall is not None
     assert (stall.subscriber, stall.region, stall.stream) == ("far", "r1", "s")
     assert (stall.from_s, stall.to_s, stall.seconds) == (12.0, 16.5, 4.5)
@@ -41,13 +41,21 @@ def test_the_longest_silence_is_found_with_its_subscriber_and_fault() -> None:
 
 def test_a_stream_that_stood_still_is_told_apart() -> None:
     evidence = told({"near": [1.0, 6.0]}, [1.0, 5.9])
-    stall = longest_stall(evidence, BEGIN, BEGIN + 6, HOME, [])
+    stall = longest_stall(evidence, BEGIN, BEGIN + 6, HOME, [], {})
     assert stall is not None and stall.stood_still_s == 4.9 and stall.during == []
+
+
+def test_a_process_that_was_kept_waiting_is_told_apart_too() -> None:
+    evidence = told({"near": [1.0, 6.0]}, [1.0, 2.0, 3.0, 4.0, 5.0])
+    for process, time, late in [("a", 0.9, 0.4), ("a", 2.5, 1.0), ("a", 4.5, 1.5), ("b", 3.0, 2.0)]:
+        evidence.gauge(process, LAG, late, BEGIN + time)
+    stall = longest_stall(evidence, BEGIN, BEGIN + 6, HOME, [], {"near": "a", "far": "b"})
+    assert stall is not None and (stall.stood_still_s, stall.process_late_s) == (1.0, 2.5)
 
 
 def test_who_is_not_asked_about_does_not_count() -> None:
     evidence = told({"late-r0": [1.0, 9.0]}, [])
-    assert longest_stall(evidence, BEGIN, BEGIN + 9, HOME, []) is None
+    assert longest_stall(evidence, BEGIN, BEGIN + 9, HOME, [], {}) is None
 
 
 def test_a_fault_is_felt_until_a_while_after_its_repair() -> None:

@@ -28,6 +28,7 @@ from tidings.protocols.log import DiskEntry, Record
 from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Answer, Know, Offer, Want
 from tidings.protocols.publishing import NotHead, Publish
+from tidings.protocols.sinks import SinkBatch
 from tidings.protocols.subscriptions import Feed
 
 PROTOCOLS = [
@@ -112,6 +113,9 @@ memberships = st.builds(
 )
 st.register_type_strategy(Span, spans())
 st.register_type_strategy(Membership, memberships)
+said = st.text(min_size=1, max_size=12)
+sink_batches = st.builds(SinkBatch, said, said, said, numbers, numbers, st.booleans(), st.booleans())
+st.register_type_strategy(SinkBatch, sink_batches)
 
 
 def strategy(hint: Any) -> st.SearchStrategy[Any]:
@@ -131,7 +135,7 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*[strategy(each) for each in inside])
     if origin is dict:
         return st.dictionaries(strategy(inside[0]), strategy(inside[1]), max_size=3)
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and hint not in (Span, Membership):
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and hint not in (Span, Membership, SinkBatch):
         return values(hint)
     return st.from_type(hint)
 

@@ -148,6 +148,30 @@ def test_a_node_that_connects_anew_takes_the_place_of_its_older_self() -> None:
     run(main())
 
 
+def test_who_looks_for_a_former_inhabitant_does_not_disturb_those_who_mean_the_present_one() -> None:
+    """A replica comes back under another name at its old address, and somebody still sends to the name it had."""
+
+    async def main() -> None:
+        directory: dict[str, Address] = {}
+        quiet = Pinger()
+        b = ping_host("b~2", quiet, directory)
+        directory["b~2"] = directory["b"] = await b.listen()
+        b.start()
+        a = ping_host("a", Loud(), directory)
+        a.start()
+        a.command(Burst(1, "b~2"))
+        await until(lambda: quiet.pings == [1])
+        peer = b.peers["a"]
+        a.command(Burst(1, "b"))
+        await until(lambda: a.counters["dials"] >= 4, "it is looked for again and again")
+        refused = a.links["b"].refused
+        assert refused is not None and refused.code == "name"
+        assert b.peers["a"] is peer and quiet.pings == [1]
+        await asyncio.gather(a.stop(), b.stop())
+
+    run(main())
+
+
 def test_a_dialler_that_is_refused_knows_why() -> None:
     async def main() -> None:
         directory: dict[str, Address] = {}
@@ -173,7 +197,7 @@ def test_a_directory_that_leads_to_another_node_is_noticed() -> None:
         machine = Pinger("x")
         a = ping_host("a", machine, directory)
         a.start()
-        await until(lambda: a.counters["refused_name"])
+        await until(lambda: a.counters["told_name"])
         assert not machine.pongs
         await asyncio.gather(a.stop(), b.stop())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from net.rig import Ping, Pinger, ping_host, run, until
+from tidings.net.host import HostSettings
+from tidings.net.link import LinkSettings
 from tidings.net.names import make_id
 from tidings.protocols.kernel import Effects, Input, Send
 from tidings.protocols.subscriptions import Lost
@@ -63,5 +65,42 @@ def test_whoever_lives_at_a_seed_is_known_by_name_from_then_on() -> None:
         assert list(client.links) == ["b"] and machine.lost == [], "the newer link stands for it; nobody is lost"
         await client.stop()
         await server.stop()
+
+    run(main())
+
+
+def test_a_node_that_is_gone_and_not_asked_for_is_forgotten_until_somebody_asks_again() -> None:
+    async def main() -> None:
+        directory: dict[str, tuple[str, int]] = {}
+        server = ping_host("b", Pinger(), directory)
+        directory["b"] = await server.listen()
+        server.start()
+        machine = Listener()
+        links = LinkSettings(backoff=0.01, backoff_max=0.02, forsaken=0.1)
+        client = ping_host("a", machine, directory, settings=HostSettings(links=links))
+        client.start()
+        client._carry([Send("b", Ping(1))])
+        await until(lambda: machine.pongs == [1], "it is answered")
+        await server.stop()
+        await until(lambda: not client.links, "nobody is there, and nobody asks")
+        again = ping_host("b", Pinger(), directory)
+        directory["b"] = await again.listen()
+        again.start()
+        client._carry([Send("b", Ping(2))])
+        await until(lambda: machine.pongs == [1, 2], "it is dialled anew")
+        await client.stop()
+        await again.stop()
+
+    run(main())
+
+
+def test_there_are_no_more_links_than_the_bound() -> None:
+    async def main() -> None:
+        directory = {name: ("127.0.0.1", 1) for name in ("b", "c", "d")}
+        client = ping_host("a", Listener(), directory, settings=HostSettings(links=LinkSettings(peers=2)))
+        client.start()
+        client._carry([Send(node, Ping(1)) for node in directory])
+        assert len(client.links) == 2 and client.counters["dropped_links"] == 1
+        await client.stop()
 
     run(main())

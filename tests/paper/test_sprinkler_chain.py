@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paper.rig import ChainRig, Letter
-from tidings.protocols.chain import Ack, Append, ChainSettings, Fetch, Install, NextPiece, RetryTick
+from tidings.protocols.chain import Ack, Append, ChainSettings, Compare, Compared, Fetch, Install, NextPiece, RetryTick
 from tidings.protocols.configuration import Beat, Current, Promote, SweepTick
 from tidings.protocols.kernel import Persist, Received, Send
 from tidings.protocols.log import CutBack, Logged
@@ -383,3 +383,145 @@ def test_e12_an_acknowledgement_of_what_was_never_sent_is_ignored() -> None:
     effects = rig.tell("A", Received("B", Ack(1, 5)))
     assert not [effect for effect in effects if isinstance(effect, Send)]
     assert rig.committed("A") == []
+
+
+# --- disks that are older than whoever comes back with them -------------------------------------------------
+
+
+def put_back(rig: ChainRig, node: str, entries: int) -> None:
+    """A replica is stopped and started again with what its disk held some time ago."""
+    rig.crash(node)
+    rig.take(dst=node)
+    rig.durable[node] = rig.durable[node][:entries]
+    rig.restart(node)
+
+
+def rejoin(rig: ChainRig, node: str) -> None:
+    """What a replica that has resigned does in the second that follows."""
+    rig.settle()
+    rig.join(node)
+    rig.settle()
+
+
+@pytest.mark.parametrize("members", ["AB", "ABC"])
+def test_a_head_with_an_old_disk_takes_nothing_and_comes_back_behind_the_tail(members: str) -> None:
+    rig = ChainRig(members)
+    rig.append("A", 5)
+    rig.settle()
+    rig.beat(*members)
+    rig.settle()
+    put_back(rig, "A", 3)
+    rig.settle(hold=(Compared,))
+    assert not rig.chain("A").is_head and rig.chain("A").unproven  # whoever publishes is not answered
+    rig.settle()
+    assert ("A", "old_disk_found") in rig.reports and "A" not in rig.membership.replicas
+    assert rig.membership.head == "B"
+    rejoin(rig, "A")
+    assert rig.membership.replicas == (*members[1:], "A")
+    rig.append("B")
+    rig.settle()
+    assert rig.logs(*members) == [6] * len(members)
+    assert rig.chain("A").log.records[-2:] == rig.chain("B").log.records[-2:]
+
+
+def test_a_head_with_its_own_disk_takes_its_place_as_soon_as_its_successor_has_answered() -> None:
+    rig = ChainRig("ABC")
+    rig.append("A", 5)
+    rig.sync("A")  # nobody else has them
+    rig.crash("A")
+    rig.take(Append)
+    rig.restart("A")
+    rig.settle()
+    assert rig.chain("A").is_head and rig.membership == Membership("r", 1, ("A", "B", "C"))
+    assert rig.committed("C") == [1, 2, 3, 4, 5]
+
+
+def test_a_middle_that_returns_behind_its_successor_leaves_before_it_can_become_head() -> None:
+    rig = ChainRig("ABC")
+    rig.append("A", 5)
+    rig.settle()
+    rig.beat("A", "C")
+    rig.settle()
+    put_back(rig, "B", 2)
+    rig.settle()
+    assert rig.membership.replicas == ("A", "C")
+    rejoin(rig, "B")
+    assert rig.membership.replicas == ("A", "C", "B") and rig.logs("A", "B", "C") == [5, 5, 5]
+
+
+def test_a_tail_with_an_old_disk_is_sent_what_it_lacks() -> None:
+    rig = ChainRig("AB")
+    rig.append("A", 5)
+    rig.settle()
+    put_back(rig, "B", 2)
+    rig.settle()
+    rig.append("A")
+    rig.settle()
+    assert rig.membership.epoch == 1 and rig.logs("A", "B") == [6, 6]
+    assert rig.chain("B").log.records == rig.chain("A").log.records
+
+
+def test_of_two_records_with_one_number_the_one_of_the_older_epoch_was_voided() -> None:
+    """A lost its head's place with two records that nobody else had, came back, and now its disk is as it was then."""
+    rig = ChainRig("ABC")
+    rig.append("A", 2)
+    rig.sync("A")
+    rig.take(Append)
+    void = list(rig.durable["A"])
+    rig.silence("BC")
+    rig.append("B", 2)
+    rig.settle()
+    rejoin(rig, "A")
+    assert rig.membership.replicas == ("B", "C", "A")
+    rig.beat("B", "C")
+    rig.settle()
+    rig.crash("A")
+    rig.durable["A"] = void
+    rig.restart("A")
+    rig.settle()
+    assert ("A", "old_disk_found") in rig.reports
+    rejoin(rig, "A")
+    assert [record.epoch for record in rig.chain("A").log.records] == [2, 2]
+    assert rig.chain("A").log.records == rig.chain("C").log.records
+
+
+def test_a_replica_whose_disk_is_too_old_does_not_outlast_those_who_know_more() -> None:
+    rig = ChainRig("AB")
+    rig.append("A", 5)
+    rig.settle()
+    put_back(rig, "A", 2)
+    rig.settle()  # B has answered, and not been heard of by the service since
+    rig.crash("B")
+    rig.silence("A")
+    assert rig.membership.replicas in (("A", "B"), ("B",))
+    rig.restart("B")
+    rig.settle()
+    for _ in range(3):
+        rig.beat("B", "A")
+        rig.settle()
+    assert rig.membership.head == "B" and rig.logs("B") == [5]
+
+
+def test_after_a_full_stop_everybody_compares_and_goes_on() -> None:
+    rig = ChainRig("ABC")
+    rig.append("A", 3)
+    rig.settle()
+    rig.crash("A", "B", "C")
+    rig.wire.clear()
+    rig.restart("C", "A", "B")
+    rig.settle()
+    rig.append("A")
+    rig.settle()
+    assert rig.membership.epoch == 1 and rig.committed("C")[-1] == 4
+
+
+def test_a_comparison_that_is_lost_is_asked_for_again() -> None:
+    rig = ChainRig("AB")
+    rig.crash("A")
+    rig.restart("A")
+    rig.deliver(Beat)
+    rig.deliver(Current)
+    assert rig.take(Compare)
+    rig.expire(RetryTick(), "A")
+    rig.settle()
+    assert rig.chain("A").is_head

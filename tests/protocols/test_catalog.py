@@ -11,7 +11,7 @@ from tidings.core.rows import data_rows
 from tidings.protocols.catalog import Catalog, Define, Defined, Describe, Description, NotDefined, StreamDef, Why
 from tidings.protocols.kernel import Deliver, Effects, Expired, Input, Received, Send, SetTimer, Timer
 from tidings.protocols.membership import Membership
-from tidings.protocols.publishing import NotHead, Post, Publisher, PublishSettings
+from tidings.protocols.publishing import NotHead, OpenSession, Post, Publish, Publisher, PublishSettings
 from tidings.sim.build import Deployment
 from tidings.sim.scenario import Link, Region, Run, Scenario, Stream
 from tidings.sim.scenario import Publisher as Load
@@ -199,3 +199,20 @@ def test_a_deleted_stream_is_gone_everywhere_and_its_name_stays_taken() -> None:
     (answer,) = made.proxy(head).handle(12.0, Received("c", Define(3, "create", StreamDef("fresh", ""))))
     assert isinstance(answer, Send) and isinstance(answer.message, NotDefined)
     assert not world.failures
+
+
+def test_what_is_on_its_way_into_a_stream_when_that_is_deleted_harms_nobody() -> None:
+    made = deployment(2)
+    world = made.world
+    world.start()
+    world.run(3.0)
+    head = made.membership("a").head
+    proxy = made.proxy(head)
+    world._finish(world.hosts[head], 3.0, Describe(0), proxy.handle(3.0, Received("c", OpenSession("x", 5))))
+    world.run(4.0)
+    late = Publish("s", "x", proxy.publishers.entries["x"].session, 1, data_rows(1, None, [b"late"]))
+    for message in (Define(2, "delete", StreamDef("s", "")), late):
+        world._finish(world.hosts[head], 4.0, Describe(0), proxy.handle(4.0, Received("c", message)))
+    world.run(8.0)
+    assert not world.failures, world.failures[0].traceback
+    assert all("s" not in made.proxy(node).log.histories for node in made.replicas["a"])

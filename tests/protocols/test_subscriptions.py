@@ -191,6 +191,14 @@ def test_a_false_claim_to_have_consumed_moves_nothing() -> None:
     assert replica.hears(Consumed(1, 99)) == replica.hears(Consumed(7, 2)) == []
 
 
+def test_what_no_commit_told_of_is_fed_at_the_next_beat() -> None:
+    replica = Replica()
+    replica.hears(Follow(1, "s", 1))
+    replica.history.accept(span(1, "a", "b"))  # as when a snapshot is installed
+    assert replica.fed(replica.handle(0.0, Expired(FeedTick()))) == [(1, [(1, 3, [1, 2])])]
+    assert replica.fed(replica.handle(0.5, Expired(FeedTick()))) == [(3, [])], "then it is a sign of life again"
+
+
 def test_followers_of_a_deleted_stream_are_told() -> None:
     replica = Replica()
     replica.hears(Follow(1, "s", 1))

@@ -143,6 +143,30 @@ def test_a_cut_link_holds_events_back_until_it_is_healed(bench: Bench) -> None:
     bench.run(main())
 
 
+def test_what_is_broken_is_broken_for_a_replica_that_starts_again_too(bench: Bench) -> None:
+    async def work() -> None:
+        cluster = bench.cluster
+        slot = (await bench.chain("r1"))[-1]
+        await cluster.impair("r0", "r1", latency=0.03)
+        await cluster.cut("r0", "r1")
+        await cluster.restart(slot)
+
+        async def shaped(cut: bool) -> bool:
+            found = cluster.process(slot)
+            if found is None or not found.alive:
+                return False
+            told = await asyncio.to_thread(call, found.admin, "/status")
+            return bool(told["wan"]["r1-r0"]["latency"] == 0.03 and told["wan"]["r1-r0"]["cut"] == cut)
+
+        await until(lambda: shaped(True), "the restarted replica's link is slow and cut")
+        await cluster.heal("r0", "r1")
+        await until(lambda: shaped(False), "the link is slow and healed")
+        await cluster.impair("r0", "r1", latency=0.0)
+        await cluster.until_ready()
+
+    bench.run(work())
+
+
 def test_a_replica_is_added_and_the_head_removed_while_events_are_published(bench: Bench) -> None:
     async def main() -> None:
         before = await bench.chain()

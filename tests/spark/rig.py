@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from tidings import sync
+from tidings.client.errors import AsofGone
 from tidings.server.local import LocalCluster
 
 T = TypeVar("T")
@@ -48,3 +52,65 @@ class Cluster:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+ATTRS = "loc string, price double"
+KEYS = 50
+
+
+def table(count: int, first: int = 0) -> pa.Table:
+    """Rows with keys that repeat, payloads that do not, and attributes with nulls and NaN among them."""
+    numbers = range(first, first + count)
+    return pa.table(
+        {
+            "key": pa.array([b"k%d" % (n % KEYS) for n in numbers], pa.binary()),
+            "payload": pa.array([b"payload %d" % n for n in numbers], pa.binary()),
+            "loc": pa.array([None if n % 7 == 0 else ("NY", "LA", "SF")[n % 3] for n in numbers], pa.string()),
+            "price": pa.array([None if n % 11 == 0 else float("nan") if n % 13 == 0 else n / 4 for n in numbers]),
+        }
+    )
+
+
+def fresh(cluster: Cluster, name: str, rows: int = 0, gc: str = "none", attrs: str = ATTRS) -> str:
+    """A new stream with so many rows."""
+    with cluster.connect() as t:
+        t.create_stream(name, region="r0", attrs=attrs, gc=gc)
+        if rows:
+            t.publish_table(name, table(rows))
+    return name
+
+
+def until_forgotten(cluster: Cluster, name: str, asof: int, deadline: float = 30.0) -> None:
+    """Wait until no replica can tell any more how a stream was as of a number."""
+    end = time.monotonic() + deadline
+    with cluster.connect() as t:
+        while time.monotonic() < end:
+            try:
+                with t.read(name, 1, 2, asof=asof) as reading:
+                    reading.take()
+            except AsofGone:
+                return
+            time.sleep(0.05)
+    raise AssertionError(f"{name} is still known as of {asof}")
+
+
+def options(cluster: Cluster, **more: Any) -> dict[str, Any]:
+    return {"servers": cluster.servers, **more}
+
+
+def load(spark: Any, cluster: Cluster, **more: Any) -> Any:
+    return spark.read.format("tidings").options(**options(cluster, **more)).load()
+
+
+def fingerprint(df: Any) -> tuple[int, int]:
+    """Count, and sum of the hashes of rows: number, key, payload and attributes."""
+    row = df.selectExpr("xxhash64(seq, key, payload, loc, price) as h").selectExpr(
+        "count(*) as n", "coalesce(sum(cast(h as decimal(38, 0))), 0) as s"
+    )
+    n, s = row.first()
+    return n, int(s)
+
+
+def published(spark: Any, rows: pa.Table, lo: int = 1) -> Any:
+    """What was published as rows numbered from lo on, as a data frame made without Tidings."""
+    return spark.createDataFrame(rows.append_column("seq", pa.array(range(lo, lo + rows.num_rows), pa.int64())))

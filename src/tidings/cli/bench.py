@@ -86,6 +86,21 @@ def store(runs: Runs = 3, as_json: Json = False) -> None:
     _emit(result, as_json)
 
 
+@app.command("spark", epilog="Example: tidings bench spark --rows 2000000 --json")
+def spark(
+    runs: Runs = 3,
+    rows: Annotated[int, typer.Option(min=1, help="Rows that every run reads.")] = 8_000_000,
+    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[2]",
+    as_json: Json = False,
+) -> None:
+    """Rows per second from live replicas into Spark, beside a source that makes them in the worker, and Parquet."""
+    from tidings.lab import bench_spark
+
+    with steps("bench spark") as report:
+        result = bench_spark.run(runs, report, bench_spark.Scale(rows=rows, master=master))
+    _emit(result, as_json)
+
+
 @contextmanager
 def steps(text: str) -> Iterator[Progress]:
     """As `progress`, and a line on stderr per step where that is no terminal: such a benchmark takes minutes."""

@@ -14,6 +14,7 @@ from tidings.cli.output import BROKEN, Json, emit, progress, table
 
 EXAMPLE = "Example: tidings check sprinkler --seeds 0..500     (one seed again: --seeds 17..18)"
 CLUSTER_SEEDS = range(30)  # a seed of the cluster takes about fifteen seconds
+SPARK_SEEDS = range(6)  # one for each fault; a seed takes about a minute
 
 
 class Target(StrEnum):
@@ -21,6 +22,8 @@ class Target(StrEnum):
 
     sprinkler = "sprinkler"
     cluster = "cluster"
+    spark = "spark"
+    sink = "sink"
 
 
 def parse_seeds(text: str) -> range:
@@ -34,11 +37,16 @@ def parse_seeds(text: str) -> range:
 def check(
     target: Annotated[
         Target | None,
-        typer.Argument(help="A protocol to simulate, or a cluster of real processes.", show_default=False),
+        typer.Argument(
+            help="A protocol to simulate, a cluster, or Spark that reads from one (spark) or writes to one (sink).",
+            show_default=False,
+        ),
     ] = None,
     seeds: Annotated[
         range | None,
-        typer.Option(parser=parse_seeds, metavar="A..B", help="Seeds A to B-1; default 0..100, of the cluster 0..30."),
+        typer.Option(
+            parser=parse_seeds, metavar="A..B", help="Seeds A to B-1; default 0..100, cluster 0..30, spark 0..6."
+        ),
     ] = None,
     mutants: Annotated[bool, typer.Option("--mutants", help="Plant bugs and count which are caught.")] = False,
     power_cuts: Annotated[
@@ -65,8 +73,12 @@ def check(
         _ledger(ledger_dir, as_json)
         return
     if target is None:
-        raise typer.BadParameter("say what to check: sprinkler or cluster (or --ledger for all that has been checked)")
-    if master is not None and (mutants or power_cuts is not None or target is Target.cluster):
+        raise typer.BadParameter(
+            "say what to check: sprinkler, cluster, spark or sink (or --ledger for all that has been checked)"
+        )
+    if mutants and target in (Target.spark, Target.sink):
+        raise typer.BadParameter("--mutants is for sprinkler and cluster")
+    if master is not None and (mutants or power_cuts is not None or target is not Target.sprinkler):
         raise typer.BadParameter("--master is for seeds of a simulation")
     processes = jobs or os.cpu_count() or 1
     if mutants and seeds is not None:
@@ -77,10 +89,25 @@ def check(
         _power_cuts(power_cuts, (seeds or range(1)).start, as_json)
     elif mutants:
         _mutants(target.value, processes, as_json)
+    elif target is Target.sink:
+        _sink(seeds or range(1), as_json)
     elif target is Target.cluster:
         _campaign(target.value, seeds or CLUSTER_SEEDS, 1, None, ledger_dir, as_json)
+    elif target is Target.spark:
+        _copies(seeds or SPARK_SEEDS, as_json)
     else:
         _campaign(target.value, seeds or range(100), processes, master, ledger_dir, as_json)
+
+
+def _copies(seeds: range, as_json: bool) -> None:
+    """Exactly once from a stream to Parquet."""
+    from tidings.lab import spark_faults
+
+    with progress(f"spark, seeds {seeds.start}..{seeds.stop}") as report:
+        result = spark_faults.run(seeds, report)
+    emit(result, as_json, lambda: _show(result, len(seeds)))
+    if result["violations"]:
+        raise typer.Exit(BROKEN)
 
 
 def _campaign(target: str, seeds: range, jobs: int, master: str | None, folder: Path, as_json: bool) -> None:
@@ -89,16 +116,36 @@ def _campaign(target: str, seeds: range, jobs: int, master: str | None, folder: 
     with progress(f"{target}, seeds {seeds.start}..{seeds.stop}") as report:
         result = fleet.run(target, seeds, report, jobs, master, folder)
 
+    emit(result, as_json, lambda: _show(result, len(seeds)))
+    if result["violations"]:
+        raise typer.Exit(BROKEN)
+
+
+def _show(result: dict[str, Any], seeds: int) -> None:
+    table("faults", ["kind", "count"], sorted(result["faults"].items()))
+    table("goals", ["goal", "reached"], sorted(result["reached"].items()))
+    for goal in result["unreached"]:
+        print("never reached:", goal)
+    for violation in result["violations"]:
+        print(f"VIOLATION of {violation['invariant']} with seed {violation['seed']}; replay: {violation['replay']}")
+    hours = result["hours_simulated"]
+    extent = f"{hours:.2f} hours simulated" if hours else f"{result['events']:,} events of real processes"
+    print(f"{seeds} seeds, {extent}, {len(result['violations'])} violations")
+
+
+def _sink(seeds: range, as_json: bool) -> None:
+    """Exactly once from a query to a stream."""
+    import tempfile
+
+    from tidings.lab import sink_faults
+
+    with tempfile.TemporaryDirectory(prefix="tidings-sink-") as folder, progress("sink, faults") as report:
+        result = sink_faults.run(seeds, Path(folder), report)
+
     def show() -> None:
-        table("faults", ["kind", "count"], sorted(result["faults"].items()))
-        table("goals", ["goal", "reached"], sorted(result["reached"].items()))
-        for goal in result["unreached"]:
-            print("never reached:", goal)
-        for violation in result["violations"]:
-            print(f"VIOLATION of {violation['invariant']} with seed {violation['seed']}; replay: {violation['replay']}")
-        hours = result["hours_simulated"]
-        extent = f"{hours:.2f} hours simulated" if hours else f"{result['events']:,} events of real processes"
-        print(f"{len(seeds)} seeds, {extent}, {len(result['violations'])} violations")
+        rows = [(each["fault"], each["rows"], each["expected"], each["runs"], each["holds"]) for each in result["runs"]]
+        table("exactly once", ["fault", "rows", "expected", "runs of the query", "holds"], rows)
+        print(f"{len(result['runs'])} queries, {len(result['violations'])} violations")
 
     emit(result, as_json, show)
     if result["violations"]:

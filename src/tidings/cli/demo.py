@@ -96,4 +96,5 @@ def _where(stall: dict[str, Any]) -> str:
         return ""
     who = f": {stall['subscriber']} in {stall['region']} was told nothing of {stall['stream']} from {stall['from_s']} s"
     broken = f", during {', '.join(stall['during'])}" if stall["during"] else ", when nothing was broken"
-    return f"{who}; the stream itself stood still for {stall['stood_still_s']} s{broken}"
+    still = f"the stream itself stood still for {stall['stood_still_s']} s, its process for {stall['process_late_s']} s"
+    return f"{who}; {still}{broken}"

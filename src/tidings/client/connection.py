@@ -39,10 +39,23 @@ from tidings.client.errors import (
 from tidings.client.events import Ack, Reason, StreamInfo
 from tidings.client.fabric import Heard
 from tidings.client.leasing import Lease
-from tidings.client.machine import Answered, Ask, Broken, ClientMachine, Drop, LetGo, MachineSettings, Open, Submit
+from tidings.client.machine import (
+    Answered,
+    Ask,
+    Broken,
+    ClientMachine,
+    Drop,
+    DropSinking,
+    LetGo,
+    MachineSettings,
+    Open,
+    Sinking,
+    Submit,
+)
 from tidings.client.packing import CHUNK, CHUNK_BYTES, MAX_PAYLOAD, SHORT, Attrs, Lane, Packer
 from tidings.client.reading import Reading
 from tidings.client.receipts import Ledger
+from tidings.client.sinks import Sink, make_batch
 from tidings.client.subscription import Subscription
 from tidings.client.url import parse_url
 from tidings.core.errors import BadInput
@@ -50,7 +63,7 @@ from tidings.core.filters import conform, parse, parse_attributes
 from tidings.core.gc import GcPolicy
 from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_internal
 from tidings.core.predicates import Predicate
-from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, before_rows, where_rows
+from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, before_rows, data_kinds, no_befores, where_rows
 from tidings.net.host import PEER, Host
 from tidings.net.names import ADDRESSES, make_id
 from tidings.protocols.catalog import (
@@ -70,6 +83,8 @@ from tidings.protocols.leases import BYTES, TTL, Dropped, Granted
 from tidings.protocols.leases import Lease as Request
 from tidings.protocols.publishing import Acked, Refused
 from tidings.protocols.receipts import Receipt, Receipts
+from tidings.protocols.sinks import Request as SinkRequest
+from tidings.protocols.sinks import SinkAnswered
 from tidings.protocols.subscriptions import EARLIEST, LATEST, Ended, Fed, Lost, Saved
 
 TIMEOUT = 10.0  # seconds to find the cluster, and to make posted events durable at the end; ours
@@ -153,6 +168,7 @@ class Connection:
             Dropped: self._on_dropped,
             Ended: self._on_ended,
             Answered: self._on_answered,
+            SinkAnswered: self._on_sink_answered,
             Description: self._on_described,
         }
 
@@ -202,18 +218,31 @@ class Connection:
         )
 
     async def _listen(self, name: str) -> None:
-        """Take a free port and say so in the own id: others dial it."""
+        """Take a free port where the cluster's machines can reach it, and say so in the own id: others dial it."""
+        address = await self._facing()
         for attempt in range(8):
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
+            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+                probe.bind((address, 0))
                 port = probe.getsockname()[1]
-            self._host = self._make_host(make_id(name, "127.0.0.1", port))
+            self._host = self._make_host(make_id(name, address, port))
             try:
-                await self._host.listen("127.0.0.1", port)
+                await self._host.listen(address, port)
                 return
             except OSError:
                 if attempt == 7:
                     raise
+
+    async def _facing(self) -> str:
+        """The address of this machine at which the way to the cluster begins; nothing is sent to find it."""
+        for seed in self._seeds:
+            try:
+                found = await self._loop.getaddrinfo(*ADDRESSES[seed], type=socket.SOCK_DGRAM)
+                with socket.socket(found[0][0], socket.SOCK_DGRAM) as probe:
+                    probe.connect(found[0][4])
+                    return str(probe.getsockname()[0])
+            except OSError:
+                continue  # no way to this one
+        return "127.0.0.1"
 
     async def close(self, *, flush: bool = True) -> None:
         """End; posted events are made durable first, or the error says which are not."""
@@ -355,6 +384,43 @@ class Connection:
 
     def _submit(self, region: RegionId, stream: StreamId, rows: Rows, tag: int) -> None:
         self._host.command(Submit(region, stream, rows, tag))
+
+    # --- sinks ----------------------------------------------------------------------------------------------
+
+    def sink(
+        self,
+        stream: StreamId,
+        *,
+        writer: str,
+        query: str,
+        batch: int,
+        run: int | None = None,
+        once: bool = False,
+        reset: bool = False,
+    ) -> Sink:
+        """One batch of a writer, to be staged in parts and committed once; see `client/sinks.py`.
+
+        ``query`` says what the batch numbers mean: of one writer only one query may go on, unless another says
+        ``reset``. ``once``: the query is this batch alone. Who works on the same run names the same ``run``.
+        """
+        self._alive()
+        of = make_batch(stream, writer, query, batch, run=run, once=once, reset=reset)
+        return Sink(of, self._ask_owner, self._split)
+
+    async def _ask_owner(self, stream: StreamId, request: SinkRequest) -> Message:
+        region = (await self._known(stream)).region
+        future: asyncio.Future[Message] = self._loop.create_future()
+        self._answers[request.nonce] = future
+        try:
+            self._host.command(Sinking(region, request))
+            return await future
+        finally:
+            del self._answers[request.nonce]
+            if not future.done() or future.cancelled():
+                self._host.command(DropSinking(region, request.nonce))
+
+    async def _split(self, stream: StreamId, table: pa.Table, rows: int, nbytes: int) -> list[Rows]:
+        return batches_of(await self._known(stream), table, rows, nbytes)
 
     # --- subscribing --------------------------------------------------------------------------------------
 
@@ -666,6 +732,9 @@ class Connection:
         if future is not None and not future.done():
             future.set_result(item.message)
 
+    def _on_sink_answered(self, item: SinkAnswered) -> None:
+        self._on_answered(Answered(item.request.nonce, item.answer))
+
     def _on_described(self, item: Description) -> None:
         if self._described is not None and not self._described.done():
             self._described.set_result(None)
@@ -769,15 +838,17 @@ def _position(start: Start) -> int:
     raise BadInput(f"start={start!r}: it is 'earliest', 'latest' or a number from {FIRST} on")
 
 
-def batches_of(definition: StreamDef, table: pa.Table | pa.RecordBatch) -> list[Rows]:
+def batches_of(
+    definition: StreamDef, table: pa.Table | pa.RecordBatch, most_rows: int = TABLE_ROWS, most_bytes: int = TABLE_BYTES
+) -> list[Rows]:
     """A table as batches of rows that fit a stream, no value copied that fits already; raises `BadInput`."""
     count = table.num_rows
     names = table.schema.names
     attributes = conform(table, parse_attributes(definition.attrs))
     columns: list[pa.Array] = [
-        pa.array(np.zeros(count, np.uint8)),
+        data_kinds(count),
         *[_bytes_column(definition.name, table, name) for name in ("key", "payload")],
-        pa.nulls(count, pa.int64()),
+        no_befores(count),
     ]
     schema = ROW_SCHEMA
     for name, column in attributes.items():
@@ -785,7 +856,7 @@ def batches_of(definition: StreamDef, table: pa.Table | pa.RecordBatch) -> list[
             schema = schema.append(pa.field(name, column.type))
             columns.append(column)
     whole = pa.RecordBatch.from_arrays(columns, schema=schema)
-    size = max(1, min(TABLE_ROWS, int(count * TABLE_BYTES / max(whole.nbytes, 1))))
+    size = max(1, min(most_rows, int(count * most_bytes / max(whole.nbytes, 1))))
     return [ArrowRows.dense(FIRST, whole.slice(at, size)) for at in range(0, count, size)]
 
 

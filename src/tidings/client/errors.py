@@ -17,6 +17,7 @@ __all__ = [
     "BadAttribute",
     "BadFilter",
     "BadInput",
+    "BatchGone",
     "Closed",
     "Fenced",
     "Full",
@@ -26,12 +27,14 @@ __all__ = [
     "NotPublished",
     "PayloadTooLarge",
     "PublishFailed",
+    "StagingFull",
     "SubscriptionEnded",
     "Superseded",
     "TidingsError",
     "UnknownStream",
     "Unreachable",
     "Unsettled",
+    "WriterInUse",
 ]
 
 
@@ -90,6 +93,22 @@ class PublishFailed(TidingsError):
         super().__init__(message)
         self.failed = tuple(failed)
         self.acks = tuple(acks)
+
+
+class WriterInUse(TidingsError):
+    """Another query, or a later batch of this one, has been committed under this writer's name."""
+
+
+class BatchGone(TidingsError):
+    """What a batch has staged is not there (any more), so nothing of it was published: run the batch again."""
+
+
+class StagingFull(TidingsError):
+    """There is no room to stage more: for this batch, or (``crowded``) for anybody at the moment."""
+
+    def __init__(self, message: str, crowded: bool = False) -> None:
+        super().__init__(message)
+        self.crowded = crowded
 
 
 class SubscriptionEnded(TidingsError):

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidings.core.ids import FIRST
+from tidings.core.listed import ListedRows
 from tidings.core.rows import DATA, ROW_SCHEMA, WHERE, ArrowRows, Origin
 from tidings.core.span import Span
 
@@ -145,6 +146,8 @@ def events_of(span: Span) -> Iterator[Event]:
     count = rows.count
     if not count or not isinstance(rows, ArrowRows):
         return iter(())
+    if isinstance(rows, ListedRows):
+        return _listed(span.stream, rows)
     kind, key, payload, _, *others = rows.batch.columns
     seqs: Iterable[int] = range(rows.first, rows.first + count) if rows.seqs is None else rows.seqs.tolist()
     numbers = kind.to_numpy()
@@ -161,6 +164,14 @@ def events_of(span: Span) -> Iterator[Event]:
         attrs = _attributes(rows)
     times, regions = _origins(rows)
     return map(Event, repeat(span.stream), seqs, kinds, keys, payloads, attrs, times, regions)
+
+
+def _listed(stream: str, rows: ListedRows) -> Iterator[Event]:
+    """The same for a few rows that came as lists."""
+    times, regions = _origins(rows)
+    payloads = [b"" if each is None else each for each in rows.payloads]
+    seqs, keys = range(rows.first, rows.first + rows.count), rows.keys or repeat(None)
+    return map(Event, repeat(stream), seqs, repeat(KINDS[DATA]), keys, payloads, repeat(NO_ATTRS), times, regions)
 
 
 def _attributes(rows: ArrowRows) -> list[dict[str, Any]]:

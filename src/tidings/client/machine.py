@@ -54,6 +54,8 @@ from tidings.protocols.publishing import (
     SessionOpened,
 )
 from tidings.protocols.receipts import ReceiptsKept
+from tidings.protocols.sinks import ANSWERS as SINK_ANSWERS
+from tidings.protocols.sinks import Request, SinkClient, SinkSettings
 from tidings.protocols.subscriptions import (
     LATEST,
     CursorAt,
@@ -147,6 +149,20 @@ class Drop(Command, frozen=True, gc=False):
     nonce: int
 
 
+class Sinking(Command, frozen=True, gc=False):
+    """Ask the owner of a sink's stream something; delivered is a `SinkAnswered`."""
+
+    region: RegionId
+    request: Request
+
+
+class DropSinking(Command, frozen=True, gc=False):
+    """Nobody waits for that answer any more."""
+
+    region: RegionId
+    nonce: int
+
+
 # --- what is delivered, besides what the parts deliver ----------------------------------------------------
 
 
@@ -175,6 +191,13 @@ class PublisherTick(Timer, frozen=True, gc=False):
     timer: Timer
 
 
+class SinkingTick(Timer, frozen=True, gc=False):
+    """The timer of a region's sinks."""
+
+    region: RegionId
+    timer: Timer
+
+
 class SubscriberTick(Timer, frozen=True, gc=False):
     """A subscriber's timer."""
 
@@ -200,6 +223,7 @@ class MachineSettings(Value, frozen=True, gc=False):
     subscriptions: SubscriptionSettings = SubscriptionSettings()
     fabric: ClientSettings = ClientSettings()
     leases: LeaseSettings = LeaseSettings()
+    sinks: SinkSettings = SinkSettings()
     ask: float = 0.5  # seconds before the next replica is asked
     refresh: float = 30.0  # seconds between descriptions while all is well: 16,000 clients ask 500 times a second
     hurry: float = 1.0  # seconds between them while something is silent, or was lost
@@ -250,6 +274,7 @@ class ClientMachine:
         self.publishers: dict[RegionId, Publisher] = {}
         self.used: dict[RegionId, Time] = {}  # when a publisher was last given something
         self.lives: dict[RegionId, int] = {}  # how many publishers a region has had
+        self.sinks: dict[RegionId, SinkClient] = {}
         self.subscribers: dict[int, Subscriber] = {}
         self.opened: dict[int, Open] = {}  # every subscription, whoever feeds it
         self.asking: dict[int, Asking] = {}
@@ -298,6 +323,10 @@ class ClientMachine:
                 return holder.close() if holder is not None and release else NOTHING
             case Lost(node):
                 return self._lost(now, node)
+            case Sinking(region, request):
+                return self._sinking(now, region, request)
+            case DropSinking(region, nonce) if region in self.sinks:
+                return self.sinks[region].drop(nonce)
         return NOTHING
 
     def check(self) -> None:
@@ -307,6 +336,8 @@ class ClientMachine:
             subscriber.check()
         for holder in self.holders.values():
             holder.check()
+        for sink in self.sinks.values():
+            sink.check()
         if self.fabric is not None:
             self.fabric.check()
 
@@ -323,6 +354,8 @@ class ClientMachine:
         if kind in PUBLISHING:
             regions = [r for r in self.publishers if input.src in self.memberships[r].replicas] or self.publishers
             return [effect for region in regions for effect in self._publisher(now, region, input)]
+        if kind in SINK_ANSWERS:
+            return [effect for region in self.sinks for effect in self._sink(now, region, input)]
         if kind in ANSWERS:
             return self._answer(now, message)
         if isinstance(message, Leased | Unleased):
@@ -337,6 +370,8 @@ class ClientMachine:
         match timer:
             case PublisherTick(region, generation, inner):
                 return self._publisher(now, region, Expired(inner)) if generation == self.lives[region] else NOTHING
+            case SinkingTick(region, inner):
+                return self._sink(now, region, Expired(inner))
             case SubscriberTick(id, inner):
                 return self._subscriber(now, id, Expired(inner))
             case AskTick(nonce, turn):
@@ -429,6 +464,8 @@ class ClientMachine:
         publisher = self.publishers.get(region)
         if publisher is not None:
             out.extend(publisher.learn(membership))
+        if region in self.sinks:
+            out.extend(self.sinks[region].learn(membership))
         for holder in self.holders.values():
             out.extend(holder.learn(now, membership))
         for id in list(self.subscribers):
@@ -445,6 +482,8 @@ class ClientMachine:
             out.extend(self._publisher(now, region, input))
         for holder in self.holders.values():
             out.extend(holder.handle(now, input))
+        if region in self.sinks:
+            out.extend(self._sink(now, region, input))
         if region == self.home:
             for id, subscriber in list(self.subscribers.items()):
                 if subscriber.name is not None:
@@ -515,6 +554,24 @@ class ClientMachine:
             else:
                 out.append(effect)
         return out
+
+    # --- sinks ----------------------------------------------------------------------------------------------
+
+    def _sinking(self, now: Time, region: RegionId, request: Request) -> Effects:
+        out: list[Effect] = []
+        if region not in self.sinks:
+            self.sinks[region] = SinkClient(self.memberships[region], self.settings.sinks)
+            out = self._sink_ticking(region, self.sinks[region].start(now))
+        return [*out, *self.sinks[region].ask(request)]
+
+    def _sink(self, now: Time, region: RegionId, input: Input) -> list[Effect]:
+        return self._sink_ticking(region, self.sinks[region].handle(now, input))
+
+    def _sink_ticking(self, region: RegionId, effects: Effects) -> list[Effect]:
+        return [
+            SetTimer(effect.delay, SinkingTick(region, effect.timer)) if type(effect) is SetTimer else effect
+            for effect in effects
+        ]
 
     # --- subscribers ------------------------------------------------------------------------------------
 

@@ -30,8 +30,9 @@ from tidings.client.events import Ack
 from tidings.core.errors import BadAttribute, BadInput, TidingsError
 from tidings.core.filters import ARROW, AttrType, parse_attributes
 from tidings.core.ids import RegionId, StreamId
+from tidings.core.listed import ListedRows
 from tidings.core.rows import Rows, data_rows
-from tidings.core.wire import SMALL_BYTES, SMALL_ROWS, ListedRows
+from tidings.core.wire import SMALL_BYTES, SMALL_ROWS
 from tidings.protocols.catalog import StreamDef
 
 BUSY = 4  # decision 0006
@@ -127,7 +128,7 @@ class Chunk:
             return self.rows
         if self.attrs is None:
             if self.count <= SMALL_ROWS and self.size <= SMALL_BYTES:
-                return ListedRows(self.keys, self.payloads)
+                return ListedRows(self.keys, list[bytes | None](self.payloads))
             return data_rows(1, self.keys, self.payloads)
         try:
             columns = {

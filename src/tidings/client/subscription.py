@@ -1,8 +1,10 @@
 """A subscription as an application sees it: an asynchronous iterator of events, or of spans of rows.
 
-Spans wait in a queue until the application takes them; taking one gives its sender credit for the next, so what waits
-is bounded (subscriptions.py). Events are unpacked a span at a time and handed out one by one; what is left of a span
-stays here, so a loop may be left and another one begun without losing any.
+Spans wait in a queue until the application takes them; taking some gives their sender credit for more, so what waits
+is bounded (subscriptions.py). Large spans earn credit as soon as no other waits; those of a few rows do so several at a
+time, or a little later: else every single event would cost its replica another message. Events are unpacked a span at a
+time and handed out one by one; what is left of a span stays here, so a loop may be left and another one begun without
+losing any.
 
 A durable subscription (it has a name) acknowledges an item when the next one is asked for, or with `ack`. After a crash
 between the two the item is delivered again. Names and their cursors belong to the region that the client is connected
@@ -21,11 +23,13 @@ from tidings.client.errors import AsofGone, Closed, SubscriptionEnded, Supersede
 from tidings.client.events import Event, Rows, events_of
 from tidings.client.machine import Close, Open, Processed, Taken
 from tidings.core.ids import StreamId
+from tidings.core.listed import ListedRows
 from tidings.core.span import Span
 from tidings.protocols.kernel import Command
 from tidings.protocols.subscriptions import Ended
 
-CREDIT = 8  # spans taken before their sender is told, unless none is left; ours: a quarter of its window
+CREDIT = 8  # spans taken before their sender is told; ours: a quarter of its window
+SOON = 0.05  # seconds after which it is told in any case; ours, because a sender with a small window may wait for it
 GOODBYE = 2.0  # seconds to save the cursor when a durable subscription is left; ours
 
 
@@ -87,6 +91,7 @@ class Subscription:
         self.durable = opens[0].name is not None
         self._queue: deque[tuple[Feed, Span]] = deque()
         self._taken = 0  # spans since credit was given
+        self._crediting: asyncio.TimerHandle | None = None
         self._rest: Iterator[Event] = iter(())  # of the span that is handed out
         self._current: tuple[Feed, Span] | None = None
         self._last: Event | None = None  # of the current span, the event handed out last if they go one by one
@@ -136,6 +141,8 @@ class Subscription:
     def _leave(self) -> None:
         if not self._closed:
             self._closed = True
+            if self._crediting is not None:
+                self._crediting.cancel()
             for id in self.feeds:
                 self._connection.command(Close(id))
             self._forget(list(self.feeds))
@@ -223,8 +230,10 @@ class Subscription:
         feed.taken = span.hi
         if self.on_taken is not None:
             self.on_taken(feed.id, span)
-        if self._taken >= CREDIT or not self._queue:
+        if self._taken >= CREDIT or not (self._queue or isinstance(span.rows, ListedRows)):
             self._credit()
+        elif self._crediting is None:
+            self._crediting = self._loop.call_later(SOON, self._credit_late)
         return span
 
     async def taken(self) -> list[Span]:
@@ -256,6 +265,11 @@ class Subscription:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    def _credit_late(self) -> None:
+        self._crediting = None
+        if not self._closed:
+            self._credit()
 
     def _processed_current(self) -> None:
         if self._current is not None:

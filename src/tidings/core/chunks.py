@@ -6,10 +6,11 @@ a compiled kernel can find and mark any row without Python touching it. Rows col
 they are those below ``low``, which callers pass in. Rows that a predicate collects are found by evaluating it over
 every chunk and marked like the others; where there are no keys a chunk gets its ``dead`` when that first happens.
 
-Small batches are gathered: when a run of small chunks gets long it becomes one chunk, so thousands of tiny accepts
-stay cheap to read. `compact` rewrites chunks of which at least half can go, together with small neighbours, within
-a budget of rows: each copied row is paid for by one that died, so memory stays proportional to the rows alive and
-no call takes long.
+Batches of a few rows that are still lists (`ListedRows`) wait in a *tail* of lists, above all chunks: to append there
+takes a microsecond. Whoever asks for more than counts settles the tail first: it becomes a chunk. Small chunks are
+gathered: when a run of them gets long it becomes one, so thousands of tiny accepts stay cheap to read. `compact`
+rewrites chunks of which at least half can go, together with small neighbours, within a budget of rows: each copied
+row is paid for by one that died, so memory stays proportional to the rows alive and no call takes long.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ from tidings.core.errors import BadInput
 from tidings.core.hashing import Seqs
 from tidings.core.ids import NEVER
 from tidings.core.keyindex import KeyIndex
-from tidings.core.rows import NO_ROWS, ROW_SCHEMA, ArrowRows, Rows
+from tidings.core.listed import ListedRows
+from tidings.core.rows import NO_ROWS, ROW_SCHEMA, ArrowRows, Origin, Rows, merged_origins
 from tidings.core.span import Span
 
 CHUNK_ROWS = 16384  # ours, because a rewrite of so many takes about a millisecond, and batches of this size pay (SP1)
 SMALL_ROWS = 256  # ours: smaller chunks are gathered; their origins are still few enough to scan
 GATHER_ROWS = 2048  # ours: `compact` takes smaller neighbours along; copying larger ones costs more than it saves
 SMALL_RUN = 32  # ours: so many small chunks in a row are gathered into one
+FEW = 16  # ours: from here on the columns of a batch pay, even if they have to be made
+TAIL_ROWS = 1024  # ours: to make columns of so many takes a tenth of a millisecond
 COLUMN_KEY, COLUMN_BEFORE = 1, 3  # positions in ROW_SCHEMA
 FIRST_ROW, COUNT, SEQS, PLACES, SHIFT, DEAD, ALIVE, WIDTH = range(8)  # columns of the table
 
@@ -63,11 +67,28 @@ class Chunk(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Keys that were entered in the index, with their numbers and the numbers they replaced (or -1)."""
+    """Rows whose keys were entered in the index, and the numbers they replaced (or -1)."""
 
-    keys: pa.Array
-    numbers: Seqs
+    rows: ArrowRows
     previous: Seqs
+
+    @property
+    def numbers(self) -> Seqs:
+        return self.rows.numbers
+
+
+class Tail:
+    """The newest rows while they come a few at a time."""
+
+    __slots__ = ("dead", "first", "keys", "killed", "origins", "payloads")
+
+    def __init__(self, first: int = NEVER) -> None:
+        self.first = first  # NEVER: it is empty
+        self.keys: list[bytes | None] = []
+        self.payloads: list[bytes | None] = []
+        self.origins: list[Origin] = []
+        self.dead: list[int] = []
+        self.killed = 0
 
 
 class Chunks:
@@ -81,6 +102,7 @@ class Chunks:
         self._chunks: list[Chunk] = []
         self._firsts: list[int] = []
         self._table: NDArray[np.int64] = np.zeros((8, WIDTH), dtype=np.int64)
+        self._tail = Tail()
         self._marks = by_key  # whether rows are marked
         self._small = 0  # how many chunks at the end are small
         self._cursor = NEVER  # compaction works downwards and stopped above this number
@@ -88,6 +110,7 @@ class Chunks:
     @property
     def nbytes(self) -> int:
         """Bytes of memory held: rows, their state, the index."""
+        self._settle()
         total = self._table.nbytes + (0 if self.index is None else self.index.nbytes)
         for rows, dead, places, _ in self._chunks:
             total += rows.nbytes + sum([array.nbytes for array in (dead, places) if array is not None])
@@ -97,7 +120,7 @@ class Chunks:
 
     def collectors(self, rows: Rows) -> list[tuple[int, int]]:
         """The (number, n) of the "before n" events among rows."""
-        if not isinstance(rows, ArrowRows) or not rows.count:
+        if not isinstance(rows, ArrowRows) or not rows.count or isinstance(rows, ListedRows):
             return []
         befores = rows.batch.column(COLUMN_BEFORE)
         if befores.null_count == rows.count:
@@ -106,10 +129,11 @@ class Chunks:
 
     def predicates(self, rows: Rows, low: int) -> list[tuple[int, Seqs]]:
         """The predicate events among rows, each with the numbers at or above low that it collects, ascending."""
-        if not isinstance(rows, ArrowRows) or rows.batch.num_columns <= len(ROW_SCHEMA):
+        if not isinstance(rows, ArrowRows) or isinstance(rows, ListedRows) or rows.batch.num_columns <= len(ROW_SCHEMA):
             return []
         from tidings.core.predicates import predicates_in
 
+        self._settle()
         found = []
         for seq, predicate in predicates_in(rows, self.index is not None):
             victims = []
@@ -133,19 +157,19 @@ class Chunks:
             raise BadInput("counted rows do not go with Arrow rows; use one kind per stream")
         if self.index is None:
             return None
-        keys, numbers = rows.batch.column(COLUMN_KEY), rows.numbers
-        return Claim(keys, numbers, self.index.replace(keys, numbers))
+        return Claim(rows, self.index.replace(rows.batch.column(COLUMN_KEY), rows.numbers))
 
     def unclaim(self, claim: Claim | None) -> None:
         """Undo a `claim`."""
         if self.index is not None and claim is not None:
-            self.index.restore(claim.keys, claim.previous)
+            self.index.restore(claim.rows.batch.column(COLUMN_KEY), claim.previous)
 
     def append(self, span: Span, claim: Claim | None, low: int) -> None:
         """Store rows above all others, and mark those at or above low that they collect by key."""
         rows = span.rows
         if not isinstance(rows, ArrowRows) or not rows.count:
             return
+        self._settle()
         if rows.count <= 2 * CHUNK_ROWS:
             self._push(rows)
         else:
@@ -156,12 +180,50 @@ class Chunks:
         self.stored += rows.count
         if claim is not None:
             self._mark(claim, low)
-        self._small = self._small + 1 if rows.count < SMALL_ROWS else 0
+        self._gather()
+
+    def _gather(self) -> None:
+        """Make one of the small chunks at the end once they are many."""
         if self._small >= SMALL_RUN:
             self._rewrite(len(self._chunks) - self._small, len(self._chunks), 0, 0)
 
+    def append_few(self, rows: ListedRows, low: int) -> None:
+        """Claim the keys of a few rows, store them above all others and mark what they collect."""
+        if rows.count > FEW:
+            self.append(Span.of("", rows.first, rows), self.claim(rows), low)
+            return
+        self._extend_tail(rows)
+        self.live += rows.count
+        self.stored += rows.count
+        if self.index is not None and rows.keys is not None:
+            self._count_killed(*self._mark_few(self.index.replace_few(rows.keys, rows.first), rows.first, low))
+
+    def _extend_tail(self, rows: ListedRows) -> None:
+        tail = self._tail
+        size = len(tail.payloads)
+        if rows.first != tail.first + size or size + rows.count > TAIL_ROWS:
+            self._settle()
+            tail = self._tail = Tail(rows.first)
+        tail.keys += rows.keys or [None] * rows.count
+        tail.payloads += rows.payloads
+        tail.origins += rows.origins
+        tail.dead += [NEVER] * rows.count
+
+    def _settle(self) -> None:
+        """Make a chunk of the tail."""
+        tail = self._tail
+        if not tail.payloads:
+            return
+        self._tail = Tail()
+        rows: ArrowRows = ListedRows(tail.keys, tail.payloads, tail.first, merged_origins(tail.origins))
+        if rows.count >= SMALL_ROWS:
+            rows = ArrowRows.dense(rows.first, rows.batch, rows.origins)
+        self._push(rows, None if self.index is None else np.array(tail.dead, dtype=np.int64), tail.killed)
+        self._gather()
+
     def sink(self, old: int, low: int, killer: int) -> None:
         """Count the rows in [old, low) as collected; the caller remembers by which number."""
+        self._settle()
         table = self._table
         before = self.live
         for at in range(max(bisect_right(self._firsts, old) - 1, 0), bisect_left(self._firsts, low)):
@@ -177,6 +239,7 @@ class Chunks:
 
     def collect(self, killer: int, victims: Seqs) -> None:
         """Mark rows, of which none is below the low, as collected by a predicate event, unless an earlier one has."""
+        self._settle()
         for at in range(max(bisect_right(self._firsts, int(victims[0])) - 1, 0), len(self._chunks)):
             chunk = self._chunks[at]
             where = victims[slice(*victims.searchsorted((chunk.rows.first, chunk.number(chunk.rows.count - 1) + 1)))]
@@ -203,6 +266,7 @@ class Chunks:
 
     def survivors(self, lo: int, hi: int, asof: int, low: int, limit: int = NEVER) -> tuple[Rows, int]:
         """At most ``limit`` rows of [lo, hi) at or above low and not collected below asof, and where they end."""
+        self._settle()
         lo = max(lo, low)
         parts: list[ArrowRows] = []
         for at in range(max(bisect_right(self._firsts, lo) - 1, 0), bisect_left(self._firsts, hi)):
@@ -245,6 +309,7 @@ class Chunks:
 
     def dead_at(self, seq: int) -> int | None:
         """The number that a stored row is marked with, NEVER if with none; None if the row is not stored."""
+        self._settle()
         at = bisect_right(self._firsts, seq) - 1
         if at < 0:
             return None
@@ -256,6 +321,7 @@ class Chunks:
 
     def first_since(self, cutoff: float, low: int, horizon: int) -> int:
         """The first stored number at or above low that was published at or after the cutoff, else the horizon."""
+        self._settle()
         for chunk in self._chunks[max(bisect_right(self._firsts, low) - 1, 0) :]:
             for origin in chunk.rows.origins:
                 if origin.hi > low and origin.at >= cutoff:
@@ -267,6 +333,7 @@ class Chunks:
     def compact(self, limit: int, low: int, budget: int) -> int:
         """Drop rows below low or collected below limit, looking at about ``budget`` of them; how many went."""
         before = self.stored
+        self._settle()
         self._drop_below(low)
         if self._marks:
             self._rewrite_sparse(limit, low, budget)
@@ -322,6 +389,23 @@ class Chunks:
 
     def _rewrite(self, first: int, end: int, limit: int, low: int) -> None:
         """Make one chunk of several, without the rows below low or collected below limit."""
+        merged, dead = self._compiled(first, end, limit, low) or self._merged(first, end, limit, low)
+        alive = int(self._table[first:end, ALIVE].sum())
+        self.stored -= int(self._table[first:end, COUNT].sum()) - merged.count
+        self._splice(first, end, self._chunk(merged, dead) if merged.count else None, alive)
+
+    def _compiled(self, first: int, end: int, limit: int, low: int) -> tuple[ArrowRows, Seqs] | None:
+        """What the compiled rewriting makes of some chunks; None if it cannot."""
+        if self.index is None or not self.index.compiled:
+            return None
+        from tidings.core.rewriting import rewrite
+
+        table = self._table[first:end][:, [FIRST_ROW, COUNT, SEQS, DEAD]]
+        assert table[:, 3].all(), "rows of a stream with keys are marked"
+        return rewrite([chunk.rows for chunk in self._chunks[first:end]], table, limit, low)
+
+    def _merged(self, first: int, end: int, limit: int, low: int) -> tuple[ArrowRows, Seqs | None]:
+        """Likewise with Arrow."""
         parts: list[ArrowRows] = []
         deads: list[Seqs | None] = []
         for rows, dead, _, _ in self._chunks[first:end]:
@@ -329,20 +413,18 @@ class Chunks:
                 parts.append(rows)
                 deads.append(dead)
                 continue
-            keep = np.ones(rows.count, np.bool_) if dead is None else dead >= limit
+            keep = np.arange(rows.count) if dead is None else np.flatnonzero(dead >= limit)
             if rows.first < low:
-                keep &= rows.numbers >= low
+                keep = keep[rows.numbers.take(keep) >= low]
             parts.append(rows.take(keep))
-            deads.append(None if dead is None else dead[keep])
-        alive = int(self._table[first:end, ALIVE].sum())
+            deads.append(None if dead is None else dead.take(keep))
         merged = parts[0].concat(parts[1:])
-        self.stored -= int(self._table[first:end, COUNT].sum()) - merged.count
         assert isinstance(merged, ArrowRows)
         dead = None
         if any(one is not None for one in deads):
             pairs = zip(parts, deads, strict=True)
             dead = np.concatenate([np.full(part.count, NEVER) if one is None else one for part, one in pairs])
-        self._splice(first, end, self._chunk(merged, dead) if merged.count else None, alive)
+        return merged, dead
 
     def _chunk(self, rows: ArrowRows, dead: Seqs | None) -> Chunk:
         """A chunk with what the compiled kernel needs to search it quickly."""
@@ -355,16 +437,19 @@ class Chunks:
 
     # --- the list of chunks and its table ---------------------------------------------------------------
 
-    def _push(self, rows: ArrowRows) -> None:
+    def _push(self, rows: ArrowRows, dead: Seqs | None = None, killed: int = 0) -> None:
         size = len(self._chunks)
         if size == len(self._table):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
         if rows.seqs is not None and rows.first != rows.seqs[0]:
             rows = ArrowRows(rows.seqs, rows.batch, rows.origins, int(rows.seqs[0]))
-        chunk = self._chunk(rows, None if self.index is None else np.full(rows.count, NEVER))
+        if dead is None and self.index is not None:
+            dead = np.full(rows.count, NEVER)
+        chunk = self._chunk(rows, dead)
         self._chunks.append(chunk)
         self._firsts.append(rows.first)
-        self._table[size] = _described(chunk, rows.count)
+        self._table[size] = _described(chunk, rows.count - killed)
+        self._small = self._small + 1 if rows.count < SMALL_ROWS else 0
 
     def _splice(self, first: int, end: int, chunk: Chunk | None, alive: int = 0) -> None:
         """Put one chunk, or none, in the place of several."""
@@ -391,24 +476,44 @@ class Chunks:
             killed, last = self.index.mark(self._table[: len(self._chunks)], claim.numbers, claim.previous, low)
         else:
             killed, last = self._mark_small(claim, low)
+        self._count_killed(killed, last)
+
+    def _count_killed(self, killed: int, last: int) -> None:
         self.live -= killed
-        self.last_kill = max(self.last_kill, last)
+        if last > self.last_kill:
+            self.last_kill = last
 
     def _mark_small(self, claim: Claim, low: int) -> tuple[int, int]:
         killed = last = 0
-        losses: dict[int, int] = {}
         for victim, killer in zip(claim.previous.tolist(), claim.numbers.tolist(), strict=True):
             if victim >= low:
-                at = bisect_right(self._firsts, victim) - 1
-                rows, dead, _, _ = self._chunks[at]
-                assert dead is not None
-                dead[victim - rows.first if rows.seqs is None else rows.seqs.searchsorted(victim)] = killer
-                losses[at] = losses.get(at, 0) + 1
+                self._mark_one(victim, killer)
                 killed += 1
                 last = killer
-        for at, lost in losses.items():
-            self._table[at, ALIVE] -= lost
         return killed, last
+
+    def _mark_few(self, victims: list[int], first: int, low: int) -> tuple[int, int]:
+        """Likewise for the rows from ``first`` on, which are in the tail as many of their victims are."""
+        killed = last = 0
+        tail = self._tail
+        for killer, victim in enumerate(victims, first):
+            if victim >= tail.first and victim >= low:
+                tail.dead[victim - tail.first] = killer
+                tail.killed += 1
+            elif victim >= low:
+                self._mark_one(victim, killer)
+            else:
+                continue
+            killed += 1
+            last = killer
+        return killed, last
+
+    def _mark_one(self, victim: int, killer: int) -> None:
+        at = bisect_right(self._firsts, victim) - 1
+        rows, dead, _, _ = self._chunks[at]
+        assert dead is not None
+        dead[victim - rows.first if rows.seqs is None else rows.seqs.searchsorted(victim)] = killer
+        self._table[at, ALIVE] -= 1
 
 
 def _described(chunk: Chunk, alive: int) -> tuple[int, ...]:

@@ -29,12 +29,15 @@ from tidings.core.gc import NONE, GcPolicy
 from tidings.core.hashing import Seqs
 from tidings.core.ids import FIRST, NEVER, StreamId
 from tidings.core.lens import ALL
+from tidings.core.listed import ListedRows
 from tidings.core.rows import NO_ROWS, ArrowRows, CountedRows, Rows
 from tidings.core.span import Span, join, within
 
 PURGE_ROWS = 1 << 16  # ours, because looking at so many rows takes a few milliseconds; the rest waits for the next call
 
 CROWDED = 4  # ours: rows stored per row alive from which `tidy` purges; a purge is the cheaper the more it finds dead
+
+NOT_COUNTED = "Arrow rows do not go with counted rows; use one kind per stream"
 
 Collector = tuple[int, int]
 """The number of a "before n" event, and its n."""
@@ -123,12 +126,16 @@ class CountedStore:
     def claim(self, rows: Rows) -> None:
         """Refuse rows that cannot be counted together with the others."""
         if rows.count and not isinstance(rows, CountedRows):
-            raise BadInput("Arrow rows do not go with counted rows; use one kind per stream")
+            raise BadInput(NOT_COUNTED)
         if isinstance(rows, CountedRows) and rows.count and self._size not in (0, rows.size):
             raise BadInput(f"counted rows of {rows.size} bytes do not go with rows of {self._size}; use one size")
 
     def unclaim(self, claim: Claim | None) -> None:
         """Nothing was entered."""
+
+    def append_few(self, rows: ListedRows, low: int) -> None:
+        """Refuse rows that cannot be counted."""
+        raise BadInput(NOT_COUNTED)
 
     def append(self, span: Span, claim: Claim | None, low: int) -> None:
         """Count the rows of a span above all others."""
@@ -236,6 +243,10 @@ class History:
         elif span.lo >= span.hi:
             return None
         rows = span.rows
+        if type(rows) is ListedRows and span.full and rows.first == span.lo >= span.asof and not self._pieces:
+            self._store.append_few(rows, self.low)  # nothing below applies to a few data rows as they were published
+            self.horizon = span.hi
+            return span
         if rows.count and not _well_numbered(rows, span.lo, span.hi):
             raise BadInput(f"{self.stream}: the rows of [{span.lo}, {span.hi}) do not ascend inside of it")
         self._refuse_unexplained_gap(span)

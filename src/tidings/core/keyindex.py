@@ -11,7 +11,7 @@ Where numba is not installed the dict goes on growing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -38,6 +38,7 @@ def prepare() -> None:
     if _can_compile():
         index = KeyIndex(dict_limit=0)
         index.restore(keys := pa.array([b"key"], pa.binary()), index.replace(keys, np.ones(1, np.int64)))
+        index.replace_few([b"key"], 2)
         _Compiled.limit = TABLE_LIMIT
 
 
@@ -69,16 +70,27 @@ class KeyIndex:
             self._compile()
         if self._table is not None:
             return self._table.replace(keys, seqs)
+        return np.array(self._replace_small(keys.to_pylist(), seqs.tolist()), dtype=np.int64)
+
+    def replace_few(self, keys: list[bytes | None], first: int) -> list[int]:
+        """`replace` for a few keys that are still a list, numbered from ``first`` on."""
+        if self._table is None and self._is_large(len(keys)):
+            self._compile()
+        if self._table is not None:
+            return self._table.replace_few(keys, first)
+        return self._replace_small(keys, range(first, first + len(keys)))
+
+    def _replace_small(self, keys: Iterable[bytes | None], seqs: Iterable[int]) -> list[int]:
         small = self._small
         get: Callable[[bytes, int], int] = small.get
         previous: list[int] = []
-        for key, seq in zip(keys.to_pylist(), seqs.tolist(), strict=True):
+        for key, seq in zip(keys, seqs, strict=True):
             if key is None:
                 previous.append(-1)
             else:
                 previous.append(get(key, -1))
                 small[key] = seq
-        return np.array(previous, dtype=np.int64)
+        return previous
 
     def restore(self, keys: pa.Array, previous: Seqs) -> None:
         """Undo the `replace` that returned these numbers; nothing may have happened in between."""

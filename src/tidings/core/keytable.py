@@ -15,7 +15,7 @@ before a kernel follows them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 import numba
@@ -37,13 +37,14 @@ MIN_SLOTS = 1 << 12
 ROW, WORD0, WORD1, LENGTH, WIDTH = range(5)  # words of an entry
 T_FIRST, T_COUNT, T_SEQS, T_PLACES, T_SHIFT, T_DEAD, T_ALIVE = range(7)  # columns of the table of `Chunks`
 ENTRIES, VACANT, ARENA = range(3)  # what is counted: entries in use, those without a row, bytes of long keys
+A_SLOTS, A_MASK, A_ENTRIES, A_ROOM, STATE = range(3, 8)  # beside the counts: where the arrays are, and how large
 ENTRY_BYTES = 8 * WIDTH
 INLINE = 16  # keys up to this length are compared as two words
 HIGH, LOW = -1 << 32, (1 << 32) - 1
 MIX1, MIX2, MIX3 = [m - (1 << 64) for m in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)]  # splitmix64
 
 
-def _kernel(function: Kernel) -> Kernel:
+def kernel(function: Kernel) -> Kernel:
     return cast(Kernel, numba.njit(cache=True, nogil=True)(function))
 
 
@@ -57,6 +58,17 @@ def load64(context: Any, address: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), align=1)
+
+    return types.int64(types.int64), generate
+
+
+@_intrinsic
+def load32(context: Any, address: Any) -> Any:
+    """The four bytes at an address, as a number that is not negative."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = builder.load(builder.inttoptr(args[0], ir.IntType(32).as_pointer()), align=1)
+        return builder.zext(word, ir.IntType(64))
 
     return types.int64(types.int64), generate
 
@@ -84,6 +96,18 @@ def store64(context: Any, address: Any, word: Any) -> Any:
 
 
 @_intrinsic
+def store8(context: Any, address: Any, byte: Any) -> Any:
+    """Write one byte to an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = builder.trunc(args[1], ir.IntType(8))
+        builder.store(byte, builder.inttoptr(args[0], ir.IntType(8).as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@_intrinsic
 def prefetch(context: Any, address: Any) -> Any:
     """Ask the memory for the cache line at an address, which need not be valid."""
 
@@ -97,7 +121,7 @@ def prefetch(context: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
-@_kernel
+@kernel
 def _offsets_fit(offsets: NDArray[np.int32], size: int) -> bool:
     fit = offsets[0] >= 0 and offsets[-1] <= size
     for i in range(len(offsets) - 1):
@@ -105,19 +129,19 @@ def _offsets_fit(offsets: NDArray[np.int32], size: int) -> bool:
     return fit
 
 
-@_kernel
+@kernel
 def _mixed(state: int, word: int) -> int:
     state = (state ^ word) * MIX2
     return state ^ ((state >> 29) & 0x7FFFFFFFF)
 
 
-@_kernel
+@kernel
 def _inline_hash(word0: int, word1: int, length: int, seed: int) -> int:
     h = _mixed(_mixed(seed ^ length * MIX1, word0), word1) * MIX3
     return h ^ ((h >> 32) & LOW)
 
 
-@_kernel
+@kernel
 def _long_hash(address: int, length: int, seed: int) -> int:
     h = seed ^ length * MIX1
     for i in range(0, length - 8, 8):
@@ -126,7 +150,7 @@ def _long_hash(address: int, length: int, seed: int) -> int:
     return h ^ ((h >> 32) & LOW)
 
 
-@_kernel
+@kernel
 def _short_word(address: int, length: int) -> int:
     """Fewer than eight bytes as one word."""
     word = 0
@@ -135,7 +159,7 @@ def _short_word(address: int, length: int) -> int:
     return word
 
 
-@_kernel
+@kernel
 def _read(address: int, length: int, seed: int) -> tuple[int, int, int]:
     """Hash and two words of a key; up to `INLINE` bytes the words and the length are the key."""
     if length > INLINE:
@@ -148,7 +172,7 @@ def _read(address: int, length: int, seed: int) -> tuple[int, int, int]:
     return _inline_hash(word0, word1, length, seed), word0, word1
 
 
-@_kernel
+@kernel
 def _equal(a: int, b: int, length: int) -> bool:
     """Whether more than eight bytes at two addresses are equal."""
     for i in range(0, length - 8, 8):
@@ -157,7 +181,7 @@ def _equal(a: int, b: int, length: int) -> bool:
     return load64(a + length - 8) == load64(b + length - 8)
 
 
-@_kernel
+@kernel
 def _copy(source: int, target: int, length: int) -> None:
     """Copy more than eight bytes."""
     for i in range(0, length - 8, 8):
@@ -165,7 +189,7 @@ def _copy(source: int, target: int, length: int) -> None:
     store64(target + length - 8, load64(source + length - 8))
 
 
-@_kernel
+@kernel
 def _find(slots: int, mask: int, entries: int, arena: int, h: int, word0: int, word1: int, length: int) -> int:
     """The slot of a key, or the empty one where it belongs."""
     at = h & mask
@@ -182,7 +206,7 @@ def _find(slots: int, mask: int, entries: int, arena: int, h: int, word0: int, w
         at = (at + 1) & mask
 
 
-@_kernel
+@kernel
 def _replace(
     offsets: NDArray[np.int32],
     data: NDArray[np.uint8],
@@ -239,7 +263,32 @@ def _replace(
     return len(numbers)
 
 
-@_kernel
+@kernel
+def _replace_one(word0: int, word1: int, length: int, number: int, state: Words, seed: int) -> int:
+    """Enter one key of up to `INLINE` bytes; the number it replaces, -1 for none, -2 if there was no room."""
+    entry_base = state[A_ENTRIES]
+    h = _inline_hash(word0, word1, length, seed)
+    at = state[A_SLOTS] + 8 * _find(state[A_SLOTS], state[A_MASK], entry_base, 0, h, word0, word1, length)
+    slot = load64(at)
+    if slot != 0:
+        entry = entry_base + ENTRY_BYTES * ((slot & LOW) - 1)
+        previous = load64(entry)
+        state[VACANT] -= previous < 0
+        store64(entry, number)
+        return previous
+    if state[ENTRIES] == state[A_ROOM]:
+        return -2
+    entry = entry_base + ENTRY_BYTES * state[ENTRIES]
+    state[ENTRIES] += 1
+    store64(at, (h & HIGH) | state[ENTRIES])
+    store64(entry, number)
+    store64(entry + 8 * WORD0, word0)
+    store64(entry + 8 * WORD1, word1)
+    store64(entry + 8 * LENGTH, length)
+    return -1
+
+
+@kernel
 def _restore(
     offsets: NDArray[np.int32],
     data: NDArray[np.uint8],
@@ -263,7 +312,7 @@ def _restore(
             counts[VACANT] += previous[i] < 0
 
 
-@_kernel
+@kernel
 def _move(
     entries: Words, arena: NDArray[np.uint8], counts: Words, low: int, seed: int,
     slots: Words, new_entries: Words, new_arena: NDArray[np.uint8], new_counts: Words,
@@ -294,7 +343,7 @@ def _move(
         new_entries[entry, WORD1] = word1
 
 
-@_kernel
+@kernel
 def _position(address: int, count: int, number: int) -> int:
     """Where the last of ``count`` ascending numbers at an address is that is not above the one given, or 0."""
     found = 0
@@ -305,50 +354,77 @@ def _position(address: int, count: int, number: int) -> int:
     return found
 
 
-@_kernel
-def _mark_one(table: Words, at: int, victim: int, killer: int) -> bool:
-    """Give a row of a chunk the number that collects it; whether the row is there."""
-    position, count, seqs = victim - table[at, T_FIRST], table[at, T_COUNT], table[at, T_SEQS]
-    if position < 0:
-        return False
-    if seqs != 0:
-        if load64(seqs + 8 * (count - 1)) < victim:
-            return False
-        start = 0
+@kernel
+def _mark_older(
+    table: Words, firsts: Words, killers: Seqs, victims: Seqs, which: Words, size: int, chunks: Words, starts: Words
+) -> int:
+    """Mark rows of earlier chunks; the first of them that is not stored, or -1.
+
+    Each pass asks the memory for what the next one needs: where the row's neighbourhood begins, its number, its mark.
+    """
+    newest, first_base = len(firsts) - 1, np.int64(firsts.ctypes.data)
+    for j in range(size):
+        victim = victims[which[j]]
+        at = _position(first_base, newest, victim)
+        chunks[j], starts[j] = at, victim - table[at, T_FIRST]
         if table[at, T_PLACES] != 0:
-            place = position >> table[at, T_SHIFT]
-            start = load64(table[at, T_PLACES] + 8 * place)
-            count = load64(table[at, T_PLACES] + 8 * place + 8)
-        position = start + _position(seqs + 8 * start, count - start, victim)
-        if load64(seqs + 8 * position) != victim:
-            return False
-    elif position >= count:
-        return False
-    store64(table[at, T_DEAD] + 8 * position, killer)
-    table[at, T_ALIVE] -= 1
-    return True
+            prefetch(table[at, T_PLACES] + 8 * (starts[j] >> table[at, T_SHIFT]))
+    for j in range(size):
+        at = chunks[j]
+        if table[at, T_PLACES] != 0 and load64(table[at, T_SEQS] + 8 * (table[at, T_COUNT] - 1)) >= victims[which[j]]:
+            starts[j] = load64(table[at, T_PLACES] + 8 * (starts[j] >> table[at, T_SHIFT]))
+            prefetch(table[at, T_SEQS] + 8 * starts[j])
+    for j in range(size):
+        victim, at, position = victims[which[j]], chunks[j], starts[j]
+        seqs, count = table[at, T_SEQS], table[at, T_COUNT]
+        if seqs != 0:
+            if table[at, T_PLACES] == 0:
+                position = _position(seqs, count, victim)
+            while position < count and load64(seqs + 8 * position) < victim:  # two to four rows share a place
+                position += 1
+            if position < count and load64(seqs + 8 * position) != victim:
+                return victim
+        if not 0 <= position < count:
+            return victim
+        starts[j] = position
+        prefetch(table[at, T_DEAD] + 8 * position)
+    for j in range(size):
+        store64(table[chunks[j], T_DEAD] + 8 * starts[j], killers[which[j]])
+        table[chunks[j], T_ALIVE] -= 1
+    return -1
 
 
-@_kernel
+@kernel
 def _mark(table: Words, firsts: Words, numbers: Seqs, previous: Seqs, low: int) -> tuple[int, int]:
     """Mark victims; how many there were (-1: one is not stored) and the last killer (or the victim that is not)."""
-    newest, first_base = len(firsts) - 1, np.int64(firsts.ctypes.data)
-    older = np.empty(len(previous), np.int64)
-    killed, last, waiting = 0, 0, 0
+    newest = len(firsts) - 1
+    first, count, dead, sparse = firsts[newest], table[newest, T_COUNT], table[newest, T_DEAD], table[newest, T_SEQS]
+    which, chunks, starts = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
+    older, within, last, waiting = 0, 0, 0, 0
     for i in range(len(previous)):
-        if previous[i] >= firsts[newest]:  # most often: within the batch
-            if not _mark_one(table, newest, previous[i], numbers[i]):
-                return -1, previous[i]
-            killed, last = killed + 1, numbers[i]
-        else:
-            older[waiting] = i
-            waiting += int(previous[i] >= low)
-    for j in range(waiting):
-        i = older[j]
-        if not _mark_one(table, _position(first_base, newest, previous[i]), previous[i], numbers[i]):
-            return -1, previous[i]
-        last = max(last, numbers[i])
-    return killed + waiting, last
+        victim = previous[i]
+        if victim >= first:  # most often: within the batch
+            position = victim - first
+            if sparse != 0:
+                position = _position(sparse, count, victim)
+            if position >= count or (sparse != 0 and load64(sparse + 8 * position) != victim):
+                return -1, victim
+            store64(dead + 8 * position, numbers[i])
+            within, last = within + 1, i
+        elif victim >= low:
+            which[waiting] = i
+            waiting, last = waiting + 1, i
+            if waiting == BLOCK:
+                missing = _mark_older(table, firsts, numbers, previous, which, waiting, chunks, starts)
+                if missing >= 0:
+                    return -1, missing
+                older, waiting = older + waiting, 0
+    missing = _mark_older(table, firsts, numbers, previous, which, waiting, chunks, starts)
+    if missing >= 0:
+        return -1, missing
+    table[newest, T_ALIVE] -= within
+    older += waiting
+    return older + within, numbers[last] if older + within else 0
 
 
 def mark(table: Words, numbers: Seqs, previous: Seqs, low: int) -> tuple[int, int]:
@@ -363,13 +439,14 @@ class KeyTable:
 
     def __init__(self, seed: int, expected: int) -> None:
         self._seed = np.int64(seed & 0x7FFFFFFFFFFFFFFF)
-        self._counts: Words = np.zeros(3, np.int64)
+        self._counts: Words = np.zeros(STATE, np.int64)
         slots = MIN_SLOTS
         while slots < 2 * expected:
             slots *= 2
         self._slots: Words = np.zeros(slots, np.int64)
         self._entries: Words = np.empty((slots // 2, WIDTH), np.int64)
         self._arena: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._counts[A_SLOTS:] = self._slots.ctypes.data, slots - 1, self._entries.ctypes.data, len(self._entries)
 
     def __len__(self) -> int:
         return int(self._counts[ENTRIES] - self._counts[VACANT])
@@ -392,6 +469,26 @@ class KeyTable:
             if done == len(numbers):
                 return previous
             self._grow(int(offsets[done + 1]) - int(offsets[done]))
+
+    def replace_few(self, keys: Sequence[bytes | None], first: int) -> list[int]:
+        """Enter keys numbered from ``first`` on, without making arrays of them."""
+        previous: list[int] = []
+        for number, key in enumerate(keys, first):
+            if key is None:
+                previous.append(-1)
+                continue
+            length = len(key)
+            if length > INLINE:
+                previous += self.replace(pa.array([key], pa.binary()), np.array([number])).tolist()
+                continue
+            word0 = int.from_bytes(key[:8], "little", signed=length >= 8)
+            word1 = int.from_bytes(key[-8:], "little", signed=True) if length >= 8 else 0
+            replaced = _replace_one(word0, word1, length, number, self._counts, self._seed)
+            if replaced < -1:
+                self._grow(length)
+                replaced = _replace_one(word0, word1, length, number, self._counts, self._seed)
+            previous.append(replaced)
+        return previous
 
     def restore(self, keys: pa.Array, previous: Seqs) -> None:
         """Undo the `replace` that returned these numbers."""

@@ -148,7 +148,7 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
 class ArrowRows:
     """Rows as an Arrow record batch. ``seqs`` is None while the rows are dense from ``first`` on."""
 
-    __slots__ = ("_content", "_hash_sum", "_nbytes", "batch", "first", "origins", "seqs", "wire")
+    __slots__ = ("_content", "_hash_sum", "_nbytes", "batch", "count", "first", "origins", "seqs", "wire")
 
     def __init__(
         self,
@@ -160,6 +160,7 @@ class ArrowRows:
     ) -> None:
         self.seqs = seqs
         self.batch = batch
+        self.count: int = batch.num_rows
         self.origins = origins
         self.first = first
         self._content = content
@@ -172,6 +173,11 @@ class ArrowRows:
         """Rows numbered lo, lo + 1, ..."""
         return cls(None, batch, origins, lo)
 
+    @classmethod
+    def numbered(cls, seqs: Seqs, batch: pa.RecordBatch, origins: tuple[Origin, ...]) -> ArrowRows:
+        """Rows with these numbers, which ascend."""
+        return _rows(seqs, batch, origins, None)
+
     def renumbered(self, lo: int, origins: tuple[Origin, ...]) -> ArrowRows:
         """The same rows as a dense run from ``lo`` on; what is known of their content stays known."""
         rows = ArrowRows(None, self.batch, origins, lo, self._content)
@@ -182,8 +188,9 @@ class ArrowRows:
         return rows
 
     @property
-    def count(self) -> int:
-        return self.batch.num_rows  # type: ignore[no-any-return]
+    def plain(self) -> bool:
+        """Whether there are no columns but those that every stream has."""
+        return self.batch.schema.equals(ROW_SCHEMA)  # type: ignore[no-any-return]
 
     @property
     def nbytes(self) -> int:
@@ -202,7 +209,7 @@ class ArrowRows:
     def numbers(self) -> Seqs:
         """Sequence numbers, ascending."""
         if self.seqs is None:
-            return np.arange(self.first, self.first + self.batch.num_rows, dtype=np.int64)
+            return np.arange(self.first, self.first + self.count, dtype=np.int64)
         return self.seqs
 
     @property
@@ -222,11 +229,11 @@ class ArrowRows:
     @property
     def digest(self) -> bytes:
         """Equal rows have equal digests, in every run and process."""
-        return _ARROW_DIGEST.pack(self.batch.num_rows, self.hash_sum) if self.batch.num_rows else b""
+        return _ARROW_DIGEST.pack(self.count, self.hash_sum) if self.count else b""
 
     def slice(self, lo: int, hi: int) -> ArrowRows:
         """The rows with numbers in [lo, hi)."""
-        count: int = self.batch.num_rows
+        count = self.count
         if self.seqs is None:
             start = lo - self.first if lo > self.first else 0
             stop = min(hi - self.first, count)
@@ -245,16 +252,16 @@ class ArrowRows:
             first, end = seqs.item(0), seqs.item(-1) + 1
             if end - first == stop - start:
                 seqs = None
-        return ArrowRows(seqs, batch, _narrowed(self.origins, first, end), first, content)
+        return ArrowRows(seqs, batch, narrowed_origins(self.origins, first, end), first, content)
 
     def take(self, keep: Mask | Seqs) -> ArrowRows:
         """The rows a mask keeps, or those at ascending positions."""
         at = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
-        if len(at) == self.batch.num_rows:
+        if len(at) == self.count:
             return self
         seqs = self.numbers[at]
         content = None if self._content is None else self._content[at]
-        return _rows(seqs, _tidied(self.batch.take(pa.array(at))), _surviving(self.origins, seqs), content)
+        return _rows(seqs, _tidied(self.batch.take(pa.array(at))), surviving_origins(self.origins, seqs), content)
 
     def is_subset(self, other: Rows) -> bool:
         """Whether each row is, number and content, a row of the other."""
@@ -295,7 +302,7 @@ class ArrowRows:
         arrows = [part for part in parts if isinstance(part, ArrowRows)]
         if len(arrows) < len(parts):
             raise BadInput("counted and Arrow rows cannot be concatenated; use one kind per stream")
-        origins = _merged([origin for part in arrows for origin in part.origins])
+        origins = merged_origins([origin for part in arrows for origin in part.origins])
         content = None
         if all(part._content is not None for part in arrows):
             content = np.concatenate([part.content for part in arrows])
@@ -519,24 +526,27 @@ def _concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_tables(tables, promote_options="default").combine_chunks().to_batches()[0]
 
 
-def _narrowed(origins: tuple[Origin, ...], lo: int, hi: int) -> tuple[Origin, ...]:
+def narrowed_origins(origins: tuple[Origin, ...], lo: int, hi: int) -> tuple[Origin, ...]:
     """Origins cut to [lo, hi), both of which are the ends of surviving rows."""
     if len(origins) == 1:
         return (origins[0].narrow(lo, hi),)
     return tuple([origin.narrow(lo, hi) for origin in origins if origin.lo < hi and origin.hi > lo])
 
 
-def _surviving(origins: tuple[Origin, ...], seqs: Seqs) -> tuple[Origin, ...]:
+def surviving_origins(origins: tuple[Origin, ...], seqs: Seqs) -> tuple[Origin, ...]:
     """Origins tightened to the rows that are left."""
-    out: list[Origin] = []
-    for origin in origins:
-        start, stop = seqs.searchsorted((origin.lo, origin.hi)).tolist()
-        if start < stop:
-            out.append(origin.narrow(seqs.item(start), seqs.item(stop - 1) + 1))
-    return tuple(out)
+    if not origins or not len(seqs):
+        return ()
+    ends = np.array([(origin.lo, origin.hi) for origin in origins])
+    starts, stops = seqs.searchsorted(ends[:, 0]), seqs.searchsorted(ends[:, 1])
+    there = starts < stops
+    lows = seqs[np.where(there, starts, 0)].tolist()
+    highs = seqs[np.where(there, stops - 1, 0)].tolist()
+    parts = zip(origins, there.tolist(), lows, highs, strict=True)
+    return tuple([origin.narrow(low, high + 1) for origin, left, low, high in parts if left])
 
 
-def _merged(origins: list[Origin]) -> tuple[Origin, ...]:
+def merged_origins(origins: list[Origin]) -> tuple[Origin, ...]:
     """Neighbouring pieces of one published batch become one origin again."""
     out: list[Origin] = []
     for origin in origins:

@@ -33,6 +33,7 @@ from tidings.core.errors import BadInput
 from tidings.core.hashing import Seqs
 from tidings.core.ids import FIRST, NEVER
 from tidings.core.lens import ALL, Lens
+from tidings.core.listed import ListedRows
 from tidings.core.rows import (
     GC,
     NO_ROWS,
@@ -42,7 +43,6 @@ from tidings.core.rows import (
     Origin,
     Rows,
     data_kinds,
-    data_rows,
     no_befores,
 )
 from tidings.core.span import Span
@@ -242,8 +242,7 @@ def encode_rows(rows: Rows) -> tuple[RowsHead, Body]:
         raise BadInput(f"rows of kind {type(rows).__name__} have no encoding")
     if rows.wire is not None:
         return _encode_again(rows)
-    schema = rows.batch.schema
-    attributes = () if schema.equals(ROW_SCHEMA) else _attributes(schema)  # to hash a schema takes 3 us
+    attributes = () if rows.plain else _attributes(rows.batch.schema)  # to hash a schema takes 3 us
     head: RowsHead
     body: Body
     if rows.count <= SMALL_ROWS and rows.nbytes <= SMALL_BYTES and _are_scalars(attributes):
@@ -277,7 +276,6 @@ def decode_rows(head: RowsHead, body: memoryview | bytes = b"") -> ArrowRows | C
             case Small():
                 rows = _decode_small(head)
                 rows.wire = (head, [], rows.first, rows.origins)
-                rows.measured(_small_bytes(head))
                 return rows
             case Columns():
                 rows = _decode_columns(head, body)
@@ -310,9 +308,13 @@ def _numbered(first: int, seqs: Seqs | None, batch: pa.RecordBatch, origins: lis
             seqs = None
     else:
         end = first + batch.num_rows
+    _refuse_numbers(first, end)
+    return ArrowRows(seqs, batch, _decode_origins(origins, first, end), first)
+
+
+def _refuse_numbers(first: int, end: int) -> None:
     if not FIRST <= first < end <= NEVER:
         raise Corrupt(f"rows are numbered from {first} to {end}")
-    return ArrowRows(seqs, batch, _decode_origins(origins, first, end), first)
 
 
 def unpack(decoder: msgspec.msgpack.Decoder[T], data: memoryview | bytes) -> T:
@@ -365,8 +367,10 @@ _SCALARS = frozenset(
 """Types whose values msgpack has too."""
 
 BASE = len(ROW_SCHEMA)
-_BASE_KINDS: list[pa.DataType] = ROW_SCHEMA.types[1:]
+_BASE_KINDS: list[pa.DataType] = [pa.binary()] * 2 + [pa.int64()]  # of `ROW_SCHEMA`, behind the kind; two are one
 _BEFORES = pa.int64()
+_BYTES = _BASE_KINDS[0]
+_LARGEST: dict[Any, int] = {kind: int(np.iinfo(kind).max) for kind in (np.int32, np.int64)}
 
 
 @lru_cache(maxsize=1024)
@@ -409,6 +413,8 @@ def _are_scalars(attributes: tuple[Attribute, ...]) -> bool:
 
 
 def _encode_small(rows: ArrowRows, attributes: tuple[Attribute, ...]) -> Small:
+    if isinstance(rows, ListedRows):
+        return Small(rows.first, rows.payloads, rows.keys, origins=_encode_origins(rows))
     kind, key, payload, before, *declared = rows.batch.columns
     count = rows.count
     kinds = kind.to_pylist()
@@ -434,6 +440,10 @@ def _decode_small(head: Small) -> ArrowRows:
     for values in lists:
         if values is not None and len(values) != count:
             raise Corrupt(f"a column of {len(values)} values beside {count} payloads")
+    if head.seqs is head.kinds is head.befores is None and not head.attributes:
+        end = head.first + count
+        _refuse_numbers(head.first, end)
+        return ListedRows(head.keys, head.payloads, head.first, _decode_origins(head.origins, head.first, end))
     if head.kinds is not None and not all([0 <= kind <= GC for kind in head.kinds]):
         raise Corrupt(f"kinds {head.kinds[:8]}: a row is data (0) or collects (1)")
     columns = [
@@ -450,44 +460,6 @@ def _decode_small(head: Small) -> ArrowRows:
     schema = _schema(tuple([attribute for attribute, _ in head.attributes]))
     seqs = None if head.seqs is None else np.array(head.seqs, dtype=np.int64)
     return _numbered(head.first, seqs, pa.RecordBatch.from_arrays(columns, schema=schema), head.origins)
-
-
-class ListedRows(ArrowRows):
-    """A few data rows that are still lists: who only sends them needs no columns, and who asks for those gets them."""
-
-    __slots__ = ("_batch", "_keys", "_payloads")
-
-    def __init__(self, keys: list[bytes | None], payloads: list[bytes]) -> None:
-        self._keys = keys
-        self._payloads = payloads
-        self._batch: pa.RecordBatch | None = None
-        self.seqs = None
-        self.origins = ()
-        self.first = FIRST
-        self._content = None
-        self._nbytes = self._hash_sum = -1
-        named = None if keys.count(None) == len(keys) else keys
-        self.wire = (Small(FIRST, list[bytes | None](payloads), named), [], FIRST, self.origins)
-
-    @property
-    def count(self) -> int:
-        return len(self._payloads)
-
-    @property
-    def batch(self) -> pa.RecordBatch:
-        """The columns, made when they are first asked for."""
-        if self._batch is None:
-            self._batch = data_rows(FIRST, self._keys, self._payloads).batch
-        return self._batch
-
-
-def _small_bytes(head: Small) -> int | None:
-    """What Arrow would say of the columns in 20 us: for plain data rows with keys; None for others."""
-    keys, payloads = head.keys, head.payloads
-    if keys is None or head.kinds or head.befores or head.attributes or None in keys or None in payloads:
-        return None
-    count = len(payloads)
-    return 17 * count + (count + 7) // 8 + len(b"".join(keys)) + len(b"".join(payloads))  # type: ignore[arg-type]
 
 
 def _refuse_nulls(attribute: Attribute, column: pa.Array) -> None:
@@ -589,6 +561,8 @@ def _bits(buffer: Any, start: int, count: int) -> NDArray[np.uint8]:
 
 def _offset_type(kind: pa.DataType) -> Any:
     """The type of a column's offsets; None if its values have a fixed width."""
+    if kind is _BYTES:
+        return np.int32
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
         return np.int32
     if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
@@ -637,7 +611,21 @@ def _decode_columns(head: Columns, body: memoryview | bytes) -> ArrowRows:
     reader.end()
     for attribute, column in zip(head.attributes, columns[BASE:], strict=True):
         _refuse_nulls(attribute, column)
-    return _numbered(head.first, seqs, pa.RecordBatch.from_arrays(columns, schema=schema), head.origins)
+    rows = _numbered(head.first, seqs, pa.RecordBatch.from_arrays(columns, schema=schema), head.origins)
+    rows.measured(_column_bytes(head))
+    return rows
+
+
+def _column_bytes(head: Columns) -> int | None:
+    """What Arrow would say of the columns in 12 us: for plain data rows; None for others."""
+    count = head.count
+    kind, key, payload, before = head.columns[:BASE]
+    if head.attributes or kind.form != SAME or key.nulls or payload.nulls or before.form != NULLS:
+        return None
+    if NULLS in (key.form, payload.form):
+        return None
+    sizes = [column.size * count if column.form == EVEN else column.size for column in (key, payload)]
+    return 17 * count + (count + 7) // 8 + sum(sizes)
 
 
 def _decode_kind(column: Column, count: int, reader: _Reader) -> pa.Array:
@@ -664,30 +652,30 @@ def _decode_column(column: Column, kind: pa.DataType, count: int, reader: _Reade
             raise Corrupt(f"a column of {kind} cannot come as {column}")
         values = reader.take((count * kind.bit_width + 7) >> 3)
         return pa.Array.from_buffers(kind, count, [validity, values], nulls)
-    width = np.dtype(offset_type).itemsize
     if column.form == EVEN:
         size = column.size * count
-        if column.size < 0 or size > np.iinfo(offset_type).max:
+        if column.size < 0 or size > _LARGEST[offset_type]:
             raise Corrupt(f"{count} values of {column.size} bytes each")
         offsets = _even_offsets(column.size, count, offset_type)
     elif column.form == PLAIN:
         size = column.size
-        offsets = reader.take(width * (count + 1))
+        offsets = reader.take(np.dtype(offset_type).itemsize * (count + 1))
         numbers = np.frombuffer(offsets, offset_type)
         if numbers[0] != 0 or numbers[-1] != size or not (numbers[1:] >= numbers[:-1]).all():
             raise Corrupt(f"the offsets of a column do not ascend from 0 to {size}")
     else:
         raise Corrupt(f"a column of {kind} cannot come as {column}")
     array = pa.Array.from_buffers(kind, count, [validity, offsets, reader.take(size)], nulls)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if kind is not _BYTES and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         array.validate(full=True)  # that it is UTF-8
     return array
 
 
+@lru_cache(maxsize=1024)
 def _even_offsets(width: int, count: int, offset_type: Any) -> Any:
     """Offsets of values of one length, a prefix of those that all columns of such values share."""
     room = 1 << count.bit_length()
-    if room > SHARED_ROWS or room * width > np.iinfo(offset_type).max:
+    if room > SHARED_ROWS or room * width > _LARGEST[offset_type]:
         return pa.py_buffer(np.arange(count + 1, dtype=offset_type) * offset_type(width))
     return _shared_offsets(width, room, offset_type).slice(0, (count + 1) * np.dtype(offset_type).itemsize)
 

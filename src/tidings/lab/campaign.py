@@ -18,6 +18,7 @@ import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -25,6 +26,7 @@ from tidings.check import judge
 from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.span import Span
 from tidings.lab.desk import Desks
+from tidings.lab.keeper import Keeping
 from tidings.lab.ledger import digest
 from tidings.lab.seeds import HEAL, LONG, SECONDS, TTL, WAITS, Plan
 from tidings.protocols.client import ReadDone
@@ -38,6 +40,7 @@ from tidings.sim.faults import FaultEvent
 from tidings.sim.run import failures, simulate
 
 TARGETS = ("sprinkler",)
+EVENTS_LEAST = 2_000  # that a seed publishes, whatever breaks: else it proves little
 LEAST = ("events", "clients", "regions", "sim_seconds")
 
 GOALS = {
@@ -54,6 +57,7 @@ GOALS = {
     "snapshot installed": "snapshot_installed",
     "log cut back": "cut_back",
     "full restart": "full_restart",
+    "old disk found": "old_disk_found",
     "publisher retry across fail-over": "retry_across_failover",
     "publisher fenced": "publisher_fenced",
     "publisher expired": "publisher_expired",
@@ -64,10 +68,19 @@ GOALS = {
     "contradiction refused": "contradiction",
     "unsynced writes lost": "unsynced_lost",
     "read answered": "read_answered",
+    "lease granted": "lease_granted",
+    "lease renewed across fail-over": "lease_renewed_across_failover",
+    "lease kept a dead row readable": "lease_kept_dead_rows",
+    "lease expired": "lease_expired",
+    "AsofGone under an expired lease": "lease_gone",
     "change by an operator refused": "change_refused",
     "subscriber moved": "subscriber_moved",
     "subscriber given up": "subscriber_given_up",
     "subscription gap": "subscription_gap",
+    "sink batch committed": "sink_committed",
+    "sink commit answered again after fail-over": "sink_again_across_failover",
+    "sink aborted after its commit": "sink_abort_too_late",
+    "staged data expired": "sink_expired",
 }
 """What must have happened, and the counter that says it did."""
 
@@ -93,19 +106,25 @@ def run_seed(seed: int) -> dict[str, Any]:
     """Simulate one seed and judge it."""
     plan = Plan(seed)
     began = time.perf_counter()
-    deployment = Deployment(plan.scenario, seed, chain=plan.chain, publish=plan.publish, trace=False)
+    deployment = Deployment(
+        plan.scenario, seed, chain=plan.chain, publish=plan.publish, sinks=plan.sinks, sinking=plan.sinking, trace=False
+    )
     world = deployment.world
     events, hits = plan.break_things(deployment)
     seen = _Seen(deployment)
     world.observers.append(seen)
     desks = Desks(deployment, random.Random(f"desks/{seed}"), calm=plan.mood == "calm") if plan.desks else None
+    keeping = Keeping(deployment, plan.keeper) if plan.keeper else None
     simulate(deployment)
     violations = failures(deployment)
     if not violations:
         _demand(deployment, plan, events, hits, seen, desks)
+        if keeping is not None:
+            keeping.demand(partial(deployment.recorder.gauge, world.now))
     trace = deployment.recorder.trace()
     violations += judge(trace)
-    rare = {"read_answered": seen.answered, "full_restart": sum(event.kind == "region_stop" for event in events)}
+    kept = {} if keeping is None else keeping.reports
+    rare = kept | {"read_answered": seen.answered, "full_restart": sum(event.kind == "region_stop" for event in events)}
     return {
         "seed": seed,
         "mood": plan.mood,
@@ -216,9 +235,16 @@ def _demand(
         assert publisher is not None
         if not publisher.failed:
             note(node, "unanswered_batches", len(publisher.inflight) + len(publisher.queue), 0)
+        note(node, "failed_for_no_reason", publisher.failed not in {None, "fenced", "expired"}, 0)
+    note("run", "events_lacking", EVENTS_LEAST - sum(row[0] for row in deployment.recorder.committed.values()), 0)
+    note("run", "sent_to_nobody", world.network.dropped["unknown"], 0)
+    refused = reports.get("publisher_rows", 0) + reports.get("publisher_stream", 0)
+    note("publishers", "refused", refused - (desks.refused if desks else 0), 0)
+    for node in deployment.sinks:
+        note(node, "unanswered_sink_requests", 0 if deployment.sink(node).idle else 1, 0)
     note("publishers", "repacked", reports.get("publisher_repacked", 0), 0)
-    note("publishers", "fenced", reports.get("publisher_fenced", 0), int(plan.twin))
-    if plan.publish.ttl == TTL:
+    if plan.publish.ttl == TTL:  # else a head forgets an opening, and a late copy of it opens another session
+        note("publishers", "fenced", reports.get("publisher_fenced", 0), int(plan.twin))
         note("publishers", "expired", reports.get("publisher_expired", 0), 0)
     here = [node for node in deployment.members() if world.hosts[node].life]
     note("readers", "unanswered_reads", sum(deployment.client(node).reading is not None for node in here), 0)

@@ -243,7 +243,7 @@ async def fill_disk(it: Breaker) -> None:
 
 
 async def old_disk(it: Breaker) -> None:
-    """A replica comes back with the directory it had some time ago, after it was removed or before."""
+    """A replica comes back with the directory it had some time ago, often while it is still a member of its chain."""
     if not it.durable:
         await kill_role(it)
         return
@@ -257,7 +257,7 @@ async def old_disk(it: Breaker) -> None:
     await it.kill(slot, "back with an old disk")
     await asyncio.to_thread(shutil.rmtree, it.data(slot))
     await asyncio.to_thread(shutil.move, old, it.data(slot))
-    await asyncio.sleep(SILENCE + 0.6)  # until it is removed: a member vouches for its disk
+    await it.sleep(0.0, SILENCE + 0.6)
     await it.revive(slot)
 
 

@@ -37,10 +37,11 @@ from tidings.core.ids import FIRST, StreamId
 from tidings.core.predicates import Predicate
 from tidings.core.rows import GC, before_rows, data_rows, where_rows
 from tidings.core.span import Span
-from tidings.lab.evidence import Evidence, Sent, payload_of
+from tidings.lab.evidence import LAG, Evidence, Sent, payload_of
 from tidings.net.loop import run
 
 TELL = 0.5  # seconds between a worker's words
+LATE = 0.05  # seconds by which one may be late without being noted; ours, because a busy core does that
 WINDOW = 16  # single events under way
 GOODBYE = 15.0  # seconds that clients have to hang up; ours
 Way = Literal["table", "post", "single"]
@@ -502,9 +503,14 @@ async def _work() -> None:
 
 
 async def _tell(load: Load) -> None:
+    """Say twice a second how it stands, and note when that comes late: then the whole process does."""
+    loop = asyncio.get_running_loop()
     while True:
         _say(tell=load.progress())
+        due = loop.time() + TELL
         await asyncio.sleep(TELL)
+        if (late := loop.time() - due) > LATE:
+            load.evidence.gauge(load.order.evidence, LAG, late, time.time())
 
 
 Step = Callable[[], Coroutine[Any, Any, None]]

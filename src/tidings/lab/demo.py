@@ -257,7 +257,8 @@ class Demo:
         violations = judge(trace)
         by = Counter(each.invariant for each in violations)
         present = {name: home for name, home in self.home.items() if not name.startswith(LATE)}
-        stall = longest_stall(evidence, self.loading, self.stopped, present, self.faults)
+        process = {each.name: worker.order.evidence for worker in self._workers for each in worker.order.subscribers}
+        stall = longest_stall(evidence, self.loading, self.stopped, present, self.faults, process)
         published = evidence.published
         self.phase = "done"
         return {

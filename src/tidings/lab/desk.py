@@ -378,6 +378,11 @@ class Desks:
 
     # --- what must hold -----------------------------------------------------------------------------------
 
+    @property
+    def refused(self) -> int:
+        """How many batches were refused to desks."""
+        return sum(len(self.desk(name).refused) for name in self.nodes)
+
     def note_alive(self) -> None:
         """How far those subscriptions got that are not over."""
         recorder, now = self.deployment.recorder, self.deployment.world.now
@@ -392,7 +397,8 @@ class Desks:
             desk = self.desk(name)
             waiting = len(desk.todo) + len([nonce for nonce in desk.machine.asking if nonce < CROWD])
             note(name, "waits", 0 if desk.broken else waiting, 0)
-            note(name, "wrong_endings", len(set(desk.ended) ^ self._endings(name)), 0)
+            untold = {4} if name == EDITOR and self._quiet(rival) else set()
+            note(name, "wrong_endings", len((set(desk.ended) ^ self._endings(name)) - untold), 0)
             note(name, "not_described", not self._described(desk), 0)
         note(EDITOR, "wrong_answers", len(list(self._wrong_answers(editor))), 0)
         if not editor.broken:
@@ -412,12 +418,17 @@ class Desks:
         shares = [(editor, 3), (editor, 4), (rival, 1)]
         if self._usurped(rival):  # it was quicker than the editor, whose chain was away
             shares = [(editor, 3), (rival, 1), (editor, 4)]
-        note(LEDGER, "holders", len({4} & editor.open.keys()) + len({1} & rival.open.keys()), 1)
+        holders = len({4} & editor.open.keys()) + len({1} & rival.open.keys())
+        note(LEDGER, "holders", holders, 2 if self._quiet(rival) else 1)
         for (before, last), (heir, id) in itertools.pairwise(shares):
             if id in heir.fed:
                 lo = heir.fed[id][0]
                 note(LEDGER, "resumed_too_late", lo - before.fed.get(last, (1, 1))[1], 0)
                 note(LEDGER, "resumed_too_early", before.saved.get(last, 1) - lo, 0)
+
+    def _quiet(self, rival: Desk) -> bool:
+        """Whether nothing came after the rival took over: then the editor had nothing to save, and was not told."""
+        return 1 not in rival.fed and not self.calm
 
     def _usurped(self, rival: Desk) -> bool:
         return 1 in rival.ended and rival.ended[1].superseded and not self.calm

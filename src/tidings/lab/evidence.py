@@ -26,6 +26,7 @@ from tidings.core.rows import DATA, WHERE, ArrowRows
 from tidings.core.span import Span
 
 SESSION = 1  # publishers of a campaign live as long as it does, and number their events themselves
+LAG = "late"  # the gauge by which a process of clients says how long it was kept waiting, by itself or the machine
 _SEPARATOR = b"/"
 
 Identity = tuple[StreamId, str, int]  # stream, publisher, number

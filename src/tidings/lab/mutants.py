@@ -9,8 +9,8 @@ mutant that hangs is caught; one that a busy machine keeps waiting is not).
 
 Of a hundred seeds most need not be run. Without any mutant every condition notes in which seeds it is evaluated; in the
 others its negation cannot make a difference, because a seed happens the same way each time until it does. Kinds of seed
-take turns (calm, each aimed fault, mixtures), small worlds first, and a seed that caught the mutant in an earlier run
-goes before all others: for most mutants one is enough. One that has its reason to survive faces a few seeds only.
+take turns (calm, each aimed fault, mixtures), after the smallest world of all, and a seed that caught the mutant in an
+earlier run goes before all others: for most mutants one is enough. One that has its reason to survive faces only a few.
 
 A seed that fails without any mutant proves nothing and is left out. All planted mutants must be caught, nine in ten of
 the generated ones, and each that survives needs a reason in survivors.toml why it is equivalent. Outcomes are written
@@ -22,6 +22,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import random
 import resource
 import signal
 import statistics
@@ -54,7 +55,7 @@ Rewrite = Callable[[int, ast.expr], ast.expr]
 ROOT = Path(__file__).parents[1]
 RESULTS = Path("build/mutants.jsonl")
 SEEDS = 100  # of the campaign, that a mutant must survive to count as a survivor
-ROUNDS = (2, 8, 30, SEEDS)  # how many seeds all face before any faces more: what is hard comes last
+ROUNDS = (1, 4, 12, 40, SEEDS)  # how many seeds all face before any faces more: what is hard comes last
 EXCUSED = 12  # seeds that a mutant faces whose survival has been explained; ours, in case the reason no longer holds
 CAUGHT_SHARE = 0.9  # of the generated mutants
 SLOWER = 8  # ours: a mutant that takes so many times the usual seconds of a seed hangs, for all that a user can tell
@@ -502,6 +503,7 @@ def run(
     store = Results(results, order)
     trials = _baseline(order, store, jobs)
     cases = [*mine, *made]
+    random.Random("mutants").shuffle(cases)  # so that an interrupted run has seen a fair sample
     for depth in ROUNDS:
         _round(cases, store, trials, depth, progress, jobs)
     outcomes = {case.id: store.known.get(store.key(case), []) for case in cases}
@@ -540,13 +542,14 @@ def _round(
 
 
 def in_turns(seeds: Iterable[int]) -> list[int]:
-    """The seeds with their kinds taking turns, so that every kind is among the first."""
+    """The seeds with their kinds taking turns, so that every kind is among the first, and moods among kinds."""
     from tidings.lab.seeds import Plan
 
     kinds: dict[tuple[str, ...], list[int]] = {}
     for seed in seeds:
         kinds.setdefault(Plan(seed).kind, []).append(seed)
-    turns = zip_longest(*[kinds[kind] for kind in sorted(kinds, key=lambda kind: (MOODS.index(kind[0]), kind))])
+    moods = [sorted([kind for kind in kinds if kind[0] == mood], key=lambda kind: kind[::-1]) for mood in MOODS]
+    turns = zip_longest(*[kinds[kind] for among in zip_longest(*moods) for kind in among if kind is not None])
     return [seed for turn in turns for seed in turn if seed is not None]
 
 
@@ -578,21 +581,9 @@ def _baseline(order: Sequence[int], store: Results, jobs: int) -> Trials:
         if broken:
             raise TidingsError(f"the campaign fails without any mutant, mend that first: {broken[0].detail}")
         store.add(nothing, verdicts)
-    return Trials(_small_first(order, verdicts), verdicts)
-
-
-def _small_first(order: Sequence[int], verdicts: Sequence[Verdict]) -> list[int]:
-    """Among seeds that take their turns together those with fewer steps go first."""
-    from tidings.lab.seeds import Plan
-
-    steps = {verdict.seed: verdict.steps for verdict in verdicts}
-    turns: Counter[tuple[str, ...]] = Counter()
-    turn = {}
-    for seed in order:
-        kind = Plan(seed).kind
-        turn[seed] = turns[kind]
-        turns[kind] += 1
-    return sorted(order, key=lambda seed: (turn[seed], steps.get(seed, 0)))
+    steps = {verdict.seed: verdict.steps for verdict in verdicts if not verdict.by}
+    smallest = min(steps, key=steps.__getitem__, default=None)
+    return Trials(sorted(order, key=lambda seed: seed != smallest), verdicts)
 
 
 def _catch(verdicts: Sequence[Verdict]) -> Verdict | None:

@@ -55,6 +55,13 @@ CHAIN = (
         "a replica forwards records that it could still lose itself",
     ),
     Mutant(
+        "old-disk-trusted",
+        "protocols.chain",
+        "self.unproven = self._neighbours() if old.epoch == 0 or self.unproven else ()",
+        "self.unproven = ()",
+        "a member that restarts takes its place whatever its disk has lost",
+    ),
+    Mutant(
         "old-epoch-accepted",
         "protocols.chain",
         "if epoch < self.membership.epoch:",
@@ -403,8 +410,8 @@ PULL = (
     Mutant(
         "fallback-forgotten",
         "protocols.pull",
-        "self.request_from_proxy(now, state, effects)\n        effects.append(self._arm_fallback(state, wait))",
-        "effects.append(self._arm_fallback(state, wait))",
+        "self.request_from_proxy(now, state, effects)\n        effects.append(self._arm_fallback(now, state, wait))",
+        "effects.append(self._arm_fallback(now, state, wait))",
         "without progress nobody turns to the proxy",
     ),
     Mutant(
@@ -568,6 +575,51 @@ SPAN = (
     ),
 )
 
+SINKS = (
+    Mutant(
+        "sink-committed-twice",
+        "protocols.sinks",
+        "if (past.query, past.batch) == (of.query, of.batch):",
+        "if (past.query, past.batch, past.lo) == (of.query, of.batch, 0):",
+        "a batch that was committed before is staged and committed again",
+    ),
+    Mutant(
+        "sink-abort-undoes",
+        "protocols.sinks",
+        'return Step(answers=[(src, answer, 0)], reports=["sink_abort_too_late"])',
+        "self.entries.pop(of.key)\n            return Step(answers=[(src, answer, 0)])",
+        "an abort after the commit forgets that there was one",
+    ),
+    Mutant(
+        "sink-losers-published",
+        "protocols.sinks",
+        "return chosen or None",
+        "return list(staging.chunks.values()) or None",
+        "a commit takes everything that was staged, the attempts that lost included",
+    ),
+    Mutant(
+        "sink-entry-not-written",
+        "protocols.sinks",
+        "step = Step([*parts, self._entered(moving.key, entry, now)], ",
+        "step = Step([*parts], ",
+        "a batch is replicated without the memory of it",
+    ),
+    Mutant(
+        "sink-half-moved-forgotten",
+        "protocols.sinks",
+        "self.moving[known[1]] = Moving(known)",
+        "pass",
+        "a new head does not go on with a batch that was decided and not all moved",
+    ),
+    Mutant(
+        "sink-numbers-given-away",
+        "protocols.sinks",
+        "return stream in self.moving",
+        "return False",
+        "others are numbered in the middle of a batch that takes several records",
+    ),
+)
+
 LEASES = (
     Mutant(
         "purge-ignores-leases",
@@ -605,4 +657,5 @@ PLANTED: tuple[Mutant, ...] = (
     *HISTORY,
     *SPAN,
     *LEASES,
+    *SINKS,
 )

@@ -4,7 +4,8 @@ Everything is drawn from the seed. Three moods: *calm* (nothing breaks, and then
 fault at a time, each at a weak spot, so that recovery has to be quick) and *swarm* (sim/faults.py, plus aimed faults).
 Aimed faults are what chance alone seldom brings: a head, middle or tail that sleeps until it is removed, perhaps a head
 whose clock was fast; a head that is cut off from its chain, goes on taking events alone and is then removed; a newcomer
-whose seniors all fall silent just when it gets the token, or is a member at last; a link between regions that fails,
+whose seniors all fall silent just when it gets the token, or is a member at last; a replica that comes back at once,
+with the disk it had a second ago; a link between regions that fails,
 perhaps one way only, perhaps for most of the run; a region whose members nod off again and again.
 
 Worlds are as small as they may be, because most of a seed's time goes into what members tell each other: about ten
@@ -29,12 +30,15 @@ from tidings.protocols.chain import ChainSettings, Install
 from tidings.protocols.client import ReadAsOf
 from tidings.protocols.configuration import Change, Configuration
 from tidings.protocols.kernel import Effects, Received
+from tidings.protocols.log import Installed
 from tidings.protocols.messages import Know
 from tidings.protocols.publishing import PublishSettings
+from tidings.protocols.sinks import SinkSettings
 from tidings.sim import scenario as plans
 from tidings.sim.build import Deployment
 from tidings.sim.faults import FaultEvent, Faults
 from tidings.sim.scenario import Scenario
+from tidings.sim.sinks import SinkPlan
 
 SECONDS = 24.0
 HEAL = 17.0
@@ -67,14 +71,19 @@ class Plan:
         self.forge = self.mood == "swarm" and rng.random() < 0.25
         self.lies = Lies()
         self.desks = random.Random(f"desks/{seed}").random() < 0.4  # generators of their own: other seeds stay the same
+        keep = random.Random(f"keeper/{seed}")
+        self.keeper = keep.choice(self.scenario.regions).name if keep.random() < 0.5 else ""  # whose stream is leased
         self.operator = Operator(random.Random(f"operator/{seed}")) if self.mood == "swarm" else None
         self.aims = self._aims()
+        self.sinks, self.sinking = _sinks(self)
 
     def _aims(self) -> list[tuple[float, Aim]]:
         """Aimed faults and when they strike; two regions have no way round a cut."""
         rng, groups = self.rng, (AIMS, CUTS) if len(self.scenario.regions) > 2 else (AIMS,)
         chance = {"calm": 0.0, "aimed": 1.0, "swarm": 0.6}[self.mood]
         aims = [(at + rng.random(), rng.choice(rng.choice(groups))) for at in (3.0, 10.5) if rng.random() < chance]
+        if self.mood == "swarm":  # whoever could tell that a disk is too old may be down just then
+            aims = [(at, _sleep if aim is _put_back else aim) for at, aim in aims]
         if any(aim is _cut_long for _, aim in aims):  # from the beginning, and alone: a second cut would isolate
             aims = [(0.2, _cut_long)]
         return aims[:1] if aims and aims[0][1] in ORPHANS else aims  # those are not over when the second one comes
@@ -178,6 +187,30 @@ def _publisher(stream: plans.Stream, rng: random.Random, share: int, region: str
     )
 
 
+def _sinks(plan: Plan) -> tuple[tuple[SinkPlan, ...], SinkSettings]:
+    """Queries that write to streams of real rows; where nothing breaks they do not either."""
+    rng = random.Random(f"sinks/{plan.seed}")
+    streams = [stream for stream in plan.scenario.streams if stream.rows == "arrow"]
+    mishaps = 0.0 if plan.mood == "calm" else 0.6
+    sinks = [
+        SinkPlan(
+            name=f"query-{at}",
+            region=rng.choice(plan.scenario.regions).name,
+            stream=stream.name,
+            owner=stream.region,
+            rows=rng.choice([10, 40]),
+            stop=HEAL,
+            mishaps=mishaps,
+            keyed=stream.gc.startswith("by-key"),
+        )
+        for at, stream in enumerate(rng.sample(streams, min(len(streams), rng.randint(1, 2))))
+    ]
+    if plan.mood == "calm":  # nor are they in anybody's way
+        return tuple(sinks), SinkSettings()
+    ttl, parts, ahead = rng.choice([2.0, TTL]), rng.choice([1, 2]), rng.choice([1, 4])
+    return tuple(sinks), SinkSettings(ttl=ttl, parts=parts, ahead=ahead, retry=0.3)
+
+
 # --- aimed faults -----------------------------------------------------------------------------------------
 
 
@@ -227,6 +260,28 @@ def _doze(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
                 world.at(begins + rng.uniform(0.0, 0.2), partial(world.pause, node, rng.uniform(0.1, 0.5)))
         world.at(begins + 0.2, partial(world.pause, deployment.resolve(f"{region}/tail"), 0.5))
     hits.append("region dozes")
+
+
+def _put_back(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
+    """A role of a chain comes back at once, with the disk it had a second ago, while the others have gone on."""
+    role, region = rng.choice(["head", "head", "middle", "tail"]), _region(deployment, rng)
+    world, node = deployment.world, deployment.resolve(f"{region}/{role}")
+    disk = world.hosts[node].disk
+    assert disk is not None
+    copy = len(disk.durable())
+
+    def back() -> None:
+        entries = disk.durable()
+        if len(deployment.membership(region).replicas) == 1 or any(
+            isinstance(each, Installed) for each in entries[copy:]
+        ):
+            return  # nobody to tell it, or its whole state was replaced meanwhile
+        world.crash(node)
+        deployment.recorder.put_back(world.now, node, disk.put_back(copy))
+        world.at(world.now + rng.uniform(0.05, 0.5), partial(world.restart, node))
+        hits.append(f"{role} back with an old disk")
+
+    world.at(world.now + rng.uniform(0.5, 1.5), back)
 
 
 class _Orphan:
@@ -338,7 +393,7 @@ def _cut_long(deployment: Deployment, rng: random.Random, hits: list[str]) -> No
 
 Aim = Callable[[Deployment, random.Random, list[str]], object]
 ORPHANS: tuple[Aim, ...] = (_Deaf, _Forgetful, _Rash)
-AIMS: tuple[Aim, ...] = (_sleep, _hurry, _strand, _doze, *ORPHANS)
+AIMS: tuple[Aim, ...] = (_sleep, _hurry, _strand, _doze, _put_back, *ORPHANS)
 CUTS: tuple[Aim, ...] = (_cut, _cut_long)  # for three regions: two have no way round
 
 

@@ -2,7 +2,8 @@
 
 A stall has one of two causes, and the remedy differs: the stream stood still, because nothing of it was committed (its
 head was away, say), or it went on and somebody was not told. ``stood_still_s`` tells them apart: the longest time
-within the stall for which no publisher of the stream was answered.
+within the stall for which no publisher of the stream was answered. A third is nobody's fault: ``process_late_s`` says
+for how much of it the subscriber's own process was kept waiting, as on a machine with more work than cores.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 
 from tidings.core.ids import RegionId, StreamId
-from tidings.lab.evidence import Evidence
+from tidings.lab.evidence import LAG, Evidence
 
 AFTER = 3.0
 """Seconds after its repair for which a fault can still be felt; ours: as long as it takes to notice and to rejoin."""
@@ -30,6 +31,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     from_s: float
     to_s: float
     stood_still_s: float
+    process_late_s: float
     during: list[str]
 
     @property
@@ -38,9 +40,17 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def longest_stall(
-    evidence: Evidence, begin: float, end: float, home: Mapping[str, RegionId], faults: Sequence[dict[str, Any]]
+    evidence: Evidence,
+    begin: float,
+    end: float,
+    home: Mapping[str, RegionId],
+    faults: Sequence[dict[str, Any]],
+    process: Mapping[str, str],
 ) -> Stall | None:
-    """The longest time anybody was told nothing of a stream while it was published to; None if nobody was told."""
+    """The longest time anybody was told nothing of a stream while it was published to; None if nobody was told.
+
+    ``home`` and ``process`` are where subscribers live.
+    """
     times: dict[tuple[str, StreamId], list[float]] = defaultdict(list)
     for each in evidence.receipts:
         if each.time > begin and each.subscriber in home:
@@ -54,6 +64,11 @@ def longest_stall(
     if not gaps:
         return None
     seconds, subscriber, stream, at = max(gaps)
+    lags = [
+        min(lag.value, seconds)
+        for lag in evidence.gauges
+        if lag.name == LAG and lag.node == process.get(subscriber) and at < lag.time < at + seconds
+    ]
     answers = [batch.acked_at for batch in evidence.sent if batch.stream == stream and batch.acked_at is not None]
     return Stall(
         subscriber=subscriber,
@@ -62,6 +77,7 @@ def longest_stall(
         from_s=round(at - begin, 3),
         to_s=round(at - begin + seconds, 3),
         stood_still_s=round(_longest_pause(answers, at, at + seconds), 3),
+        process_late_s=round(min(sum(lags), seconds), 3),
         during=felt(faults, at - begin, at - begin + seconds),
     )
 

@@ -48,6 +48,7 @@ from tidings.protocols import (
     publishing,
     pull,
     receipts,
+    sinks,
     subscriptions,
     views,
 )
@@ -60,6 +61,7 @@ Check: TypeAlias = Callable[[Any], bool]
 MESSAGES: tuple[type, ...] = (
     *(messages.Offer, messages.Want, messages.Know, messages.Read, messages.Answer, messages.Gone, messages.Done),
     *(chain.Append, chain.Ack, chain.Fetch, chain.Refuse, chain.Install, chain.NextPiece),
+    *(chain.Compare, chain.Compared, configuration.Resign),
     *(configuration.Beat, configuration.Promote, configuration.Current),
     *(publishing.OpenSession, publishing.SessionOpened, publishing.Publish, publishing.Published),
     *(publishing.NotHead, publishing.Rejected),
@@ -70,6 +72,8 @@ MESSAGES: tuple[type, ...] = (
     *(subscriptions.Follow, subscriptions.Feed, subscriptions.Consumed, subscriptions.Unfollow),
     *(subscriptions.Unfollowed, subscriptions.OpenCursor, subscriptions.SaveCursor, subscriptions.CursorAt),
     *(leases.Lease, leases.Release, leases.Leased, leases.Unleased),
+    *(sinks.StageRows, sinks.RowsStaged, sinks.CommitBatch, sinks.BatchCommitted),
+    *(sinks.AbortBatch, sinks.BatchAborted, sinks.SinkRefused),
 )
 """Everything nodes tell each other."""
 
@@ -79,6 +83,7 @@ FROM_CLIENTS: frozenset[type] = frozenset(
         *(publishing.OpenSession, publishing.Publish, catalog.Define, catalog.Describe, catalog.Why),
         *(subscriptions.Follow, subscriptions.Consumed, subscriptions.Unfollow),
         *(subscriptions.OpenCursor, subscriptions.SaveCursor, receipts.Receipts, leases.Lease, leases.Release),
+        *(sinks.StageRows, sinks.CommitBatch, sinks.AbortBatch),
     )
 )
 """What a client may say; the rest is between nodes of the cluster."""
@@ -88,6 +93,7 @@ TIMERS: tuple[type, ...] = (
     *(interregion.AdvertiseTick, interregion.PumpTick, views.GossipTick, proxy.MaintainTick),
     *(pull.ShuffleTick, pull.FallbackTick, pull.ProbeTick, subscriptions.FeedTick, subscriptions.FollowTick),
     leases.LeaseTick,
+    sinks.SinkTick,
 )
 COMMANDS: tuple[type, ...] = (
     *(publishing.Post, client.ReadAsOf, configuration.Change),
@@ -150,6 +156,17 @@ class PublishHead(Head, frozen=True, gc=False, array_like=True):
     publisher: str
     session: int
     first: int
+    rows: RowsHead
+
+
+class StageRowsHead(Head, frozen=True, gc=False, array_like=True):
+    """`StageRows`."""
+
+    nonce: int
+    of: sinks.SinkBatch
+    partition: int
+    attempt: int
+    index: int
     rows: RowsHead
 
 
@@ -284,6 +301,16 @@ def _unpack_publish(head: PublishHead, body: memoryview) -> publishing.Publish:
     return publishing.Publish(head.stream, head.publisher, head.session, head.first, rows)
 
 
+def _pack_stage(stage: sinks.StageRows) -> tuple[StageRowsHead, Body]:
+    rows, body = encode_rows(stage.rows)
+    return StageRowsHead(stage.nonce, stage.of, stage.partition, stage.attempt, stage.index, rows), body
+
+
+def _unpack_stage(head: StageRowsHead, body: memoryview) -> sinks.StageRows:
+    rows = decode_rows(head.rows, body)
+    return sinks.StageRows(head.nonce, head.of, head.partition, head.attempt, head.index, rows)
+
+
 def _pack_post(post: publishing.Post) -> tuple[PostHead, Body]:
     rows, body = encode_rows(post.rows)
     return PostHead(post.stream, rows, post.tag), body
@@ -340,6 +367,7 @@ FORMS: tuple[Form[Any, Any], ...] = (
     Form(chain.Append, AppendHead, _pack_append, _unpack_append),
     Form(chain.Install, InstallHead, _pack_install, _unpack_install),
     Form(publishing.Publish, PublishHead, _pack_publish, _unpack_publish),
+    Form(sinks.StageRows, StageRowsHead, _pack_stage, _unpack_stage),
     Form(publishing.Post, PostHead, _pack_post, _unpack_post),
     Form(log.Logged, LoggedHead, _pack_logged, _unpack_logged),
     Form(log.Installed, InstalledHead, _pack_installed, _unpack_installed),
@@ -361,7 +389,20 @@ def _sound(membership: Membership) -> bool:
     return len(members) > 0 and len(set(members)) == len(members) and 0 <= membership.epoch <= NEVER
 
 
+def _sound_batch(of: sinks.SinkBatch) -> bool:
+    names = (of.writer, of.stream, of.query)
+    return _natural((of.batch, of.run)) and all([0 < len(name) <= NAME for name in names])
+
+
+NAME = 256  # characters of what a sink is told to remember; ours, because it keeps them for good
+
 CHECKS: dict[type, Check] = {
+    sinks.StageRows: lambda stage: _sound_batch(stage.of),
+    sinks.AbortBatch: lambda abort: _sound_batch(abort.of),
+    sinks.CommitBatch: lambda commit: (
+        _sound_batch(commit.of)
+        and _natural([number for each in commit.attempts for number in (each.attempt, each.chunks, each.rows)])
+    ),
     Membership: _sound,
     views.View: lambda view: _sound(view.membership) and _natural([age for _, age in view.entries]),
     configuration.Current: lambda current: _sound(current.membership),

@@ -238,7 +238,8 @@ class Host:
         self._waiting.append(waiting)
         try:
             self.command(command)
-            return await asyncio.wait_for(future, timeout)
+            async with asyncio.timeout(timeout):  # wait_for can swallow a cancellation
+                return await future
         finally:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
@@ -378,6 +379,9 @@ class Host:
             if to not in self.directory:
                 self.counters["dropped_unknown"] += 1
                 return outgoing
+            if len(self._links) >= self.settings.links.peers:
+                self.counters["dropped_links"] += 1
+                return outgoing
             way = self._links[to] = Link(self._trunk, to, self.directory)
         if outgoing is None:
             outgoing = self._codec.encode(message)
@@ -454,6 +458,12 @@ class Host:
         """A node is gone, or was not to be reached: the machine is told with the command that ``on_lost`` makes."""
         if self._on_lost is not None and self._running:
             self._put(self._on_lost(node))
+
+    def forsaken(self, link: Link) -> None:
+        """Nobody lives there any more, and nobody asks: whoever is sent something again is dialled anew."""
+        if self._links.get(link.node) is link:
+            del self._links[link.node]
+            self.counters["links_forsaken"] += 1
 
     def named(self, seed: NodeId, link: Link) -> None:
         """A seed has a name now; an older link to the same node has had its day."""

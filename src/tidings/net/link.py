@@ -53,6 +53,7 @@ class Hello(msgspec.Struct, frozen=True):
     oldest: int = OLDEST
     rows: int = wire.FORMAT  # of spans; whoever changes it changes the format too
     token: str = ""
+    to: NodeId = ""  # whom the dialler means; empty: whoever lives there
 
 
 class Error(msgspec.Struct, frozen=True):
@@ -78,8 +79,9 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     backoff: float = 0.05  # the first pause; a restarted process is back in about that
     backoff_max: float = 2.0  # the longest; above it a healed network would look broken
     steady: float = 5.0  # a connection that lived so long was no failure: the next pause is the first again
+    forsaken: float = 60.0  # seconds without reaching a node or wanting to, after which the link to it ends
     silence_ms: int = 15_000  # unacknowledged data for so long: the kernel gives the connection up
-    peers: int = 20_000  # connections at a time; ours: about half a core at two small messages per second each
+    peers: int = 20_000  # connections at a time, links too; ours: half a core at two small messages per second each
     strangers: int = 1_024  # of them, those that have not said hello
 
 
@@ -104,6 +106,10 @@ class Sink(Protocol):
 
     def unreachable(self, node: NodeId) -> None:
         """An attempt to reach a node has failed; the next one follows by itself."""
+        ...
+
+    def forsaken(self, link: Link) -> None:
+        """A node was not to be reached for long, and nobody has wanted to: the link has ended."""
         ...
 
     def named(self, seed: NodeId, link: Link) -> None:
@@ -288,6 +294,8 @@ class Trunk:
     def admit(self, connection: Connection, theirs: Hello, *, accepted: bool) -> Peer:
         """The peer behind a hello; raises `FrameError` if it is not welcome."""
         compatible(self.hello, theirs)
+        if accepted and theirs.to not in ("", self.hello.node):  # else it would take the place of one who means us
+            raise FrameError("name", f"{self.hello.node!r} lives here, not {theirs.to!r}")
         verdict = self.sink.judge(theirs, accepted)
         if verdict is not None:
             code, _, text = verdict.partition(": ")
@@ -347,7 +355,7 @@ class _Side:
 
 
 class Link(_Side):
-    """The way to one node of the directory: dialled on first use, and again for as long as the link is open."""
+    """The way to one node of the directory: dialled on first use, and again until it is closed or forsaken."""
 
     def __init__(self, trunk: Trunk, node: NodeId, directory: Mapping[NodeId, Address]) -> None:
         super().__init__(trunk)
@@ -358,6 +366,7 @@ class Link(_Side):
         self._waiting: deque[Outgoing] = deque()  # until the attempt under way has an end
         self._waiting_bytes = 0
         self._attempting = True
+        self._wanted = False  # something was to be sent since the last look, and could not be
         self._connection: Connection | None = None
         self._nudged = asyncio.Event()
         self._over = asyncio.Event()
@@ -368,6 +377,7 @@ class Link(_Side):
         if self.peer is not None:
             self.peer.send(outgoing)
             return
+        self._wanted = True
         settings, counters = self.trunk.settings, self.trunk.counters
         if not self._attempting:
             counters["dropped_down"] += 1
@@ -394,16 +404,23 @@ class Link(_Side):
     async def _run(self) -> None:
         loop, settings, rng = asyncio.get_running_loop(), self.trunk.settings, self.trunk.rng
         failures = 0
+        wanted = loop.time()  # when there was last a reason to dial
         while True:
             self._attempting = True
             self._over.clear()
             began = loop.time()
             if await self._dial():
                 await self._over.wait()
+                self._wanted = True
             else:
                 self.trunk.sink.unreachable(self.node)
             self._attempting = False
             self._forget()
+            if self._wanted:
+                self._wanted, wanted = False, loop.time()
+            elif loop.time() - wanted > settings.forsaken:
+                self.trunk.sink.forsaken(self)
+                return
             failures = 0 if loop.time() - began > settings.steady else failures + 1
             pause = min(settings.backoff_max, settings.backoff * 2.0 ** min(failures, 16))
             self._nudged.clear()
@@ -446,7 +463,8 @@ class Link(_Side):
     def opened(self, connection: Connection) -> None:
         super().opened(connection)
         self._connection = connection
-        connection.send(introduce(self.trunk.hello))
+        meant = self.node if name_of(self.node) else ""
+        connection.send(introduce(msgspec.structs.replace(self.trunk.hello, to=meant)))
 
     def greet(self, connection: Connection, hello: Hello) -> None:
         """The answer to our hello: what has waited can go."""

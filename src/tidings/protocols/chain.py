@@ -8,6 +8,12 @@ that has lost its disk comes back under a new name):
 * a committed record is never lost and never changes; the replicas commit the same records in the same order;
 * messages of an older epoch are refused, so a replica that was removed while it slept can commit nothing new.
 
+A disk may be older than the replica that comes back with it: put back from a copy, or losing what it said was synced.
+So a member that restarts takes no part before it has *compared* its log with those of its neighbours: they tell where
+theirs end, and in which epoch the last record that both should have was made. The successor's log must be a prefix of
+the predecessor's; of two records with one lsn the one of the older epoch was voided. Whoever is found at fault takes no
+events, acknowledges nothing and resigns; removed, it comes back like any other.
+
 A removed replica asks to be appended behind the tail, and cuts its log back to the commit point it knew. The tail
 feeds it (records, or a snapshot when those are trimmed); once it is nearly level the tail *passes the token*: from
 then on it commits only what the newcomer acknowledges, and, when that decision is on its disk and the newcomer holds
@@ -18,7 +24,7 @@ from __future__ import annotations
 
 from tidings.core.ids import NodeId, RegionId
 from tidings.core.span import MESSAGE_BYTES, Span
-from tidings.protocols.configuration import Beat, Current, Promote
+from tidings.protocols.configuration import Beat, Current, Promote, Resign
 from tidings.protocols.kernel import (
     NOTHING,
     Deliver,
@@ -98,6 +104,25 @@ class NextPiece(Message, frozen=True, gc=False):
     index: int
 
 
+class Compare(Message, frozen=True, gc=False):
+    """From a neighbour that has restarted: its log ends with ``last``. Answered with `Compared`."""
+
+    epoch: int
+    last: Lsn
+
+
+class Compared(Message, frozen=True, gc=False):
+    """The sender's log ends with ``last``; ``made`` is the epoch of its record at the smaller of both ends.
+
+    None: its effect alone is left, and committed. The receiver takes its place, or resigns.
+    """
+
+    epoch: int
+    asked: Lsn
+    last: Lsn
+    made: int | None
+
+
 class BeatTick(Timer, frozen=True, gc=False):
     """Tell the configuration service that this replica lives."""
 
@@ -166,13 +191,15 @@ class Chain:
         self.fed: Lsn | None = None  # how far a joining successor has got: what follows is retained for it
         self.held: Lsn = -1  # what it has acknowledged to hold durably
         self.installing: Installing | None = None  # being received
+        self.unproven: tuple[NodeId, ...] = ()  # after a restart: neighbours with whom its log is not compared yet
+        self.resigned = False  # its log lacks what a neighbour has: it is out of the chain as soon as that is decided
 
     # --- what the layers above ask ------------------------------------------------------------------
 
     @property
     def active(self) -> bool:
-        """This replica is a member of the configuration it knows."""
-        return self.membership.epoch > 0 and self.me in self.membership.replicas
+        """This replica is a member of the configuration it knows, and fit to be one."""
+        return self.membership.epoch > 0 and self.me in self.membership.replicas and not self.unproven
 
     @property
     def is_head(self) -> bool:
@@ -210,7 +237,8 @@ class Chain:
             case Expired(BeatTick()):
                 return [self._beat(), SetTimer(self.settings.beat, BeatTick())]
             case Expired(RetryTick()):
-                return [*self._retry(), SetTimer(self.settings.retry, RetryTick())]
+                again = self._compare() if self.unproven else self._retry()
+                return [*again, SetTimer(self.settings.retry, RetryTick())]
         return NOTHING
 
     def check(self) -> None:
@@ -218,6 +246,7 @@ class Chain:
         assert log.committed <= self.durable <= log.last, f"{log.committed} <= {self.durable} <= {log.last}"
         assert self.sent is None or self.sent <= self.durable, "forwards only what it has persisted"
         assert len(self.writing) == log.last - self.durable, "what is not durable is on its way to the disk"
+        assert not (self.resigned and self.active), "whoever has resigned takes no part"
 
     def _receive(self, src: NodeId, message: Message) -> Effects:
         if isinstance(message, Current):
@@ -229,6 +258,12 @@ class Chain:
             fenced = [Report("old_head_fenced")] if isinstance(message, Refuse) and self.is_head else []
             return [self._beat(), *fenced]
         match message:
+            case Compare(_, last):
+                return [Send(src, Compared(epoch, last, self.log.last, self.log.made(min(last, self.log.last))))]
+            case Compared() if src in self.unproven:
+                return self._receive_compared(src, message)
+            case _ if self.unproven:
+                return NOTHING
             case Append(_, records) if src == self.membership.predecessor(self.me):
                 return self._receive_records(records)
             case Install() if src == self.membership.predecessor(self.me):
@@ -244,7 +279,9 @@ class Chain:
     # --- membership ---------------------------------------------------------------------------------
 
     def _beat(self) -> Send:
-        outside = self.membership.epoch > 0 and not self.active and not self.is_joining
+        if self.resigned:
+            return Send(self.service, Resign(self.membership.epoch, self.nonce))
+        outside = self.membership.epoch > 0 and self.me not in self.membership.replicas and not self.is_joining
         return Send(self.service, Beat(self.membership.epoch, self.nonce, outside))
 
     def _follow(self, message: Current) -> Effects:
@@ -260,15 +297,50 @@ class Chain:
         self.held = -1
         self.installing = None
         self.sent = None if new.successor(self.me) == new.joining else self.log.committed
+        self.unproven = self._neighbours() if old.epoch == 0 or self.unproven else ()
+        self.resigned = self.resigned and bool(self.unproven)
         effects: list[Effect] = [Deliver(Reconfigured(new))]
         if self.is_joining:
             effects[:0] = self._cut_back()
             effects.append(self._to_predecessor(Fetch(new.epoch, self.log.last)))
-        elif self.is_tail and not self.token_passed:
-            effects.extend(self._commit(self.durable))
-        elif self.active:
-            effects.extend(self._forward())
-        return effects
+        return [*effects, *(self._compare() if self.unproven else self._take_place())]
+
+    def _take_place(self) -> list[Effect]:
+        """Do what this replica's place in the chain asks for."""
+        if self.token_passed or not self.is_tail:
+            return self._forward() if self.active else []
+        return self._commit(self.durable)
+
+    # --- after a restart ----------------------------------------------------------------------------
+
+    def _neighbours(self) -> tuple[NodeId, ...]:
+        """With whom a member must agree, the joining replica included: it may hold what was committed by its word."""
+        if self.me not in self.membership.replicas:
+            return ()
+        found = (self.membership.predecessor(self.me), self.membership.successor(self.me))
+        return tuple([node for node in found if node is not None])
+
+    def _compare(self) -> list[Effect]:
+        if self.resigned:
+            return []
+        return [Send(node, Compare(self.membership.epoch, self.log.last)) for node in self.unproven]
+
+    def _receive_compared(self, src: NodeId, answer: Compared) -> Effects:
+        """A neighbour tells what its log is like; the log of an unproven replica does not change meanwhile."""
+        both = min(self.log.last, answer.last)
+        mine, theirs = self.log.made(both), answer.made
+        after = src == self.membership.successor(self.me)
+        if theirs is None and both <= self.log.committed:
+            theirs = mine  # committed at both ends: the same
+        if (mine is not None and (theirs is None or mine < theirs)) or (after and answer.last > self.log.last):
+            self.resigned = True
+            return [Report("old_disk_found"), self._beat()]
+        if (mine is not None and mine != theirs) or (not after and answer.last < self.log.last):
+            return [Report("neighbour_at_fault")]  # it has restarted, too, and is about to find out
+        self.unproven = tuple([node for node in self.unproven if node != src])
+        if self.unproven:
+            return NOTHING
+        return [Deliver(Reconfigured(self.membership)), *self._take_place()]
 
     def _cut_back(self) -> list[Effect]:
         """Joining: void what is not known to be committed; what is left is a prefix of the tail's log.

@@ -6,7 +6,8 @@ anybody, and removes replicas that have been silent too long. Guarantees:
 * epochs ascend, and an epoch has one membership;
 * a replica enters only behind the tail: first as ``joining``, then, when the tail that passes its token asks for
   exactly this epoch (compare-and-set), as the new tail (A1.42). A removed replica is never promoted;
-* when every replica is silent nobody is removed: after a full stop the last configuration starts again.
+* when every replica is silent nobody is removed: after a full stop the last configuration starts again;
+* a member that finds its own disk too old resigns, and leaves at once.
 
 Data flows on without the service; only changes wait for it.
 """
@@ -50,6 +51,16 @@ class Promote(Message, frozen=True, gc=False):
 
     epoch: int
     joining: NodeId
+
+
+class Resign(Message, frozen=True, gc=False):
+    """A member has found that its disk lacks what its chain has: the service goes on without it, if others live.
+
+    It is no sign of life: while nobody else is there, nobody may be removed on the strength of it.
+    """
+
+    epoch: int
+    nonce: int
 
 
 class Current(Message, frozen=True, gc=False):
@@ -101,6 +112,8 @@ class Configuration:
                 return self._receive_beat(now, src, beat)
             case Received(src, Promote(epoch, joining)):
                 return self._promote(src, epoch, joining)
+            case Received(src, Resign(epoch, nonce)):
+                return self._resign(now, src, epoch, nonce)
             case Expired(SweepTick()):
                 return self._sweep(now)
             case Change(epoch, without):
@@ -133,6 +146,15 @@ class Configuration:
         if epoch != current.epoch or src != current.tail or joining != current.joining:
             return [Report("promotion_refused")]
         return [Report("replica_added"), *self._decide((*current.replicas, joining), None)]
+
+    def _resign(self, now: Time, src: NodeId, epoch: int, nonce: int) -> Effects:
+        current = self.membership
+        if src not in current.replicas or epoch != current.epoch:
+            return [Send(src, Current(current, nonce))]
+        left = tuple([node for node in current.replicas if node != src])
+        if self.deciding is not None or not any([self._alive(now, node) for node in left]):
+            return NOTHING  # asked again later
+        return [Report("replica_resigned"), *self._decide(left, current.joining)]
 
     def _change(self, epoch: int, without: NodeId | None) -> Effects:
         current = self.membership

@@ -132,6 +132,12 @@ class Log:
         """The lsn of the newest record, or of the state the log starts from."""
         return self.first + len(self.records) - 1
 
+    def made(self, lsn: Lsn) -> int | None:
+        """The epoch that a record was made in; None if only its effect is left, which is committed."""
+        if lsn == 0:
+            return 0
+        return self.records[lsn - self.first].epoch if self.first <= lsn <= self.last else None
+
     def between(self, after: Lsn, upto: Lsn) -> tuple[Record, ...]:
         """Records with after < lsn <= upto."""
         return tuple(self.records[after + 1 - self.first : upto + 1 - self.first])

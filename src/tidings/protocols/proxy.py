@@ -48,6 +48,8 @@ from tidings.protocols.chain import (
     Chain,
     ChainSettings,
     Committed,
+    Compare,
+    Compared,
     Fetch,
     Install,
     NextPiece,
@@ -117,6 +119,18 @@ from tidings.protocols.pull import PullProxy, PullSettings
 from tidings.protocols.receipts import Receipts, ReceiptSettings, ReceiptsKept, receipt_rows
 from tidings.protocols.receipts import definition as receipts_definition
 from tidings.protocols.receipts import sound as sound_receipts
+from tidings.protocols.sinks import (
+    SINKS,
+    STAGED,
+    STAGES,
+    AbortBatch,
+    BatchCommitted,
+    CommitBatch,
+    Sinks,
+    SinkSettings,
+    StageRows,
+    Step,
+)
 from tidings.protocols.subscriptions import (
     CURSORS,
     Consumed,
@@ -137,10 +151,15 @@ OWNER = "_owner"
 
 WEIGHED = 4  # leases whose dead rows are counted in one go; ours: a few milliseconds where millions are dead
 
-CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Current, BeatTick, RetryTick})
+CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Compare, Compared, Current, BeatTick, RetryTick})
 VIEWS = frozenset({View, GossipTick})
 SUBSCRIPTIONS = frozenset({Follow, Consumed, Unfollow, FeedTick})
-HEAD_ONLY = frozenset({Publish, OpenSession, Define, OpenCursor, SaveCursor, Lease, Release, Receipts})
+HEAD_ONLY = frozenset(
+    {
+        *(Publish, OpenSession, Define, OpenCursor, SaveCursor, Receipts, Lease, Release),
+        *(StageRows, CommitBatch, AbortBatch),
+    }
+)
 INTER_REGION = frozenset({Know, Done, Advertise, Subscribe, Unsubscribe, Solicit, AdvertiseTick, PumpTick})
 
 
@@ -159,6 +178,7 @@ class ProxySettings(Value, frozen=True, gc=False):
     subscriptions: SubscriptionSettings = SubscriptionSettings()
     receipts: ReceiptSettings = ReceiptSettings()
     leases: LeaseSettings = LeaseSettings()
+    sinks: SinkSettings = SinkSettings()
     maintain: float = 0.5
 
 
@@ -183,6 +203,7 @@ class Proxy:
         self.streams = self.catalog.streams
         ttl = f"by-key,older-than:{settings.publish.ttl}s"
         self.policies = {PUBLISHERS: GcPolicy.parse(ttl), **dict.fromkeys((CURSORS, LEASES), GcPolicy.parse("by-key"))}
+        self.policies |= {SINKS: GcPolicy.parse("by-key"), **dict.fromkeys((STAGES, *STAGED), GcPolicy())}
         self.policies |= {definitions_of(name): GcPolicy.parse("by-key") for name in self.catalog.regions}
         self.receipts = receipts_definition(region, settings.receipts)
         self.policies[self.receipts.name] = GcPolicy.parse(settings.receipts.gc)
@@ -218,6 +239,7 @@ class Proxy:
         self.publishers = Publishers(settings.publish)
         self.cursors = Cursors()
         self.leases = Leases(settings.leases)
+        self.sinks = Sinks(self.log, region, lambda stream, now: self.clocks[stream].next(now), settings.sinks)
         self.subscriptions = Subscriptions(self.log.histories, self._match, settings.subscriptions)
         self.led: Lsn | None = None  # as head: the last record this replica did not number itself
         self.waiting: dict[Lsn, list[tuple[NodeId, Message]]] = {}  # answers owed when a record is committed
@@ -264,6 +286,7 @@ class Proxy:
         self.pull.check()
         self.subscriptions.check()
         self.leases.check()
+        self.sinks.check()
         assert len(self.waiting) <= self.settings.chain.backlog, "answers owed are bounded by the backlog"
 
     # --- translating between the layers ---------------------------------------------------------------
@@ -295,8 +318,9 @@ class Proxy:
         """A record has entered the histories, as all ``fresh`` ones have."""
         out: list[Effect] = [Report("contradiction") for _ in item.refused]
         parts = item.record.parts
-        out += [Report("asof_above_horizon") for p in parts if p.asof > self.log.histories[p.stream].horizon]
-        for stream in dict.fromkeys(part.stream for part in parts):
+        known = [(part, self.log.histories[part.stream]) for part in parts if part.stream in self.log.histories]
+        out += [Report("asof_above_horizon") for part, history in known if part.asof > history.horizon]
+        for stream in dict.fromkeys(part.stream for part, _ in known):
             if stream in self.owners:
                 out.extend(self.inter_region.committed(stream))
             if stream in self.streams:
@@ -304,7 +328,7 @@ class Proxy:
             if stream in self.streams or stream == self.receipts.name:
                 out.extend(self.subscriptions.committed(stream, _parts_of(stream, fresh)))
         answers = self.waiting.pop(item.record.lsn, ())
-        return out + [Send(node, answer) for node, answer in answers]
+        return [*out, *[Send(node, answer) for node, answer in answers], *self._move_sinks(now)]
 
     def _reconfigured(self, now: Time, membership: Membership) -> list[Effect]:
         self.views.learn(membership)
@@ -322,6 +346,7 @@ class Proxy:
         self.publishers.load(self._all_rows(PUBLISHERS))
         self.cursors.load(self._all_rows(CURSORS))
         self.leases.load(now, self._all_rows(LEASES))
+        self.sinks.load(self._all_rows(SINKS), self._all_rows(STAGES))
         for stream, clock in self.clocks.items():
             clock.observe(self.log.ticks[stream])
 
@@ -337,7 +362,8 @@ class Proxy:
     def _receive_as_head(self, now: Time, src: NodeId, message: Message) -> Effects:
         if not self.chain.is_head:
             membership = self.chain.membership
-            return [Send(src, NotHead(membership))] if membership.epoch else NOTHING
+            known = membership.epoch > 0 and membership.head != self.me  # a head that is not sure yet says nothing
+            return [Send(src, NotHead(membership))] if known else NOTHING
         if isinstance(message, OpenSession):
             return self._open_session(now, src, message)
         if isinstance(message, Define):
@@ -348,6 +374,8 @@ class Proxy:
             return self._keep(now, src, message)
         if isinstance(message, Lease | Release):
             return self._lease(now, src, message)
+        if isinstance(message, StageRows | CommitBatch | AbortBatch):
+            return self._sink(now, src, message)
         assert isinstance(message, Publish)
         return self._publish(now, src, message)
 
@@ -366,7 +394,8 @@ class Proxy:
     def _publish(self, now: Time, src: NodeId, batch: Publish) -> Effects:
         verdict = self.publishers.judge(now, batch)
         if verdict == "new":
-            verdict = "busy" if self.chain.busy else self._fits(batch)
+            held = self.chain.busy or self.sinks.busy(batch.stream)
+            verdict = "busy" if held else self._fits(batch.stream, batch.rows) or "new"
         if isinstance(verdict, Batch):
             again = Published(batch.session, batch.first, verdict.lo, verdict.lo + verdict.count)
             across = [Report("retry_across_failover")] if verdict.lsn <= (self.led or 0) else []
@@ -378,19 +407,19 @@ class Proxy:
             return [*self._answer_as_head(now, src, rejected), Report(f"publish_{verdict}")]
         return [Send(src, rejected), Report(f"publish_{verdict}")]
 
-    def _fits(self, batch: Publish) -> str:
-        """Whether a new batch can become part of its stream; what cannot must not reach the log."""
-        stream = self.streams.get(batch.stream)
+    def _fits(self, name: StreamId, rows: Rows) -> str:
+        """Why new rows cannot become part of their stream, or ""; what cannot must not reach the log."""
+        stream = self.streams.get(name)
         if stream is None or stream.region != self.region or stream.deleted:
             return "stream"
-        if batch.rows.nbytes > MESSAGE_BYTES:
+        if rows.nbytes > MESSAGE_BYTES:
             return "size"
-        if isinstance(batch.rows, CountedRows):
-            fits = batch.rows.size == stream.counted and batch.rows.count > 0
+        if isinstance(rows, CountedRows):
+            fits = rows.size == stream.counted and rows.count > 0
         else:
-            assert isinstance(batch.rows, ArrowRows)
-            fits = not stream.counted and batch.rows.count > 0 and self._rows_fit(stream, batch.rows)
-        return "new" if fits else "rows"
+            assert isinstance(rows, ArrowRows)
+            fits = not stream.counted and rows.count > 0 and self._rows_fit(stream, rows)
+        return "" if fits else "rows"
 
     def _answer_as_head(self, now: Time, to: NodeId, answer: Message) -> list[Effect]:
         """Answer for good only once a record written now is committed: a head that was replaced knows too little."""
@@ -427,6 +456,48 @@ class Proxy:
             owed.append((to, answer))
         return []
 
+    # --- sinks: batches that are staged by many and committed once ---------------------------------------------
+
+    def _sink(self, now: Time, src: NodeId, message: StageRows | CommitBatch | AbortBatch) -> Effects:
+        if self.chain.busy:
+            return [Report("sink_busy")]  # asked again later
+        if isinstance(message, StageRows):
+            step = self.sinks.stage(now, src, message, self._fits(message.of.stream, message.rows))
+        elif isinstance(message, CommitBatch):
+            step = self.sinks.commit(now, src, message)
+        else:
+            step = self.sinks.abort(now, src, message)
+        return [*self._take_step(now, step), *self._move_sinks(now)]
+
+    def _take_step(self, now: Time, step: Step) -> list[Effect]:
+        out: list[Effect] = [Report(name) for name in step.reports]
+        if step.parts:
+            out.extend(self._append(now, step.parts, None))
+        for to, answer, lsn in step.answers:
+            out.extend(self._answer(to, lsn, answer) if lsn else self._answer_as_head(now, to, answer))
+            if isinstance(answer, BatchCommitted) and answer.again and lsn <= (self.led or 0):
+                out.append(Report("sink_again_across_failover"))
+        return out
+
+    def _move_sinks(self, now: Time) -> list[Effect]:
+        """Go on with batches that are decided and not all moved to their streams."""
+        out: list[Effect] = []
+        while self.sinks.moving and self.chain.is_head and not self.chain.busy:
+            step = self.sinks.next(now)
+            if step is None:
+                break
+            out.extend(self._take_step(now, step))
+        return out
+
+    def _tidy_sinks(self, now: Time) -> list[Effect]:
+        """Drop what nobody commits, collect what is dropped."""
+        out = self._move_sinks(now)
+        for tidy in (self.sinks.expired, self.sinks.collected):
+            step = None if self.chain.busy else tidy(now)
+            if step is not None:
+                out.extend(self._take_step(now, step))
+        return out
+
     # --- streams and cursors -------------------------------------------------------------------------------
 
     def _learn(self, part: Span) -> None:
@@ -456,7 +527,8 @@ class Proxy:
     def _define(self, now: Time, src: NodeId, request: Define) -> Effects:
         """Create, alter or delete a stream of this region; one definition is under way at a time."""
         stream = definitions_of(self.region)
-        if self.chain.busy or self.log.ends[stream] > self.log.histories[stream].horizon:
+        moving = self.sinks.busy(request.definition.name)
+        if self.chain.busy or moving or self.log.ends[stream] > self.log.histories[stream].horizon:
             return [Report("define_busy")]  # asked again later
         try:
             definition = self.catalog.define(request.operation, request.definition)
@@ -545,7 +617,7 @@ class Proxy:
 
     def _rows_fit(self, stream: StreamDef, rows: ArrowRows) -> bool:
         """Whether the columns are those that every stream has and some of its attributes, and its predicates final."""
-        if rows.batch.schema.equals(ROW_SCHEMA):
+        if rows.plain:
             return True
         declared = {name: ARROW[kind] for name, kind in parse_attributes(stream.attrs).items()} | {WHERE: pa.string()}
         base, extra = list(rows.batch.schema)[: len(ROW_SCHEMA)], list(rows.batch.schema)[len(ROW_SCHEMA) :]
@@ -608,6 +680,8 @@ class Proxy:
             ended = self.leases.expire(now, self.log.histories, self.held)
             if ended:
                 out += [*ended, *self._append(now, [self._lease_table(now)], None)]
+        if self.chain.is_head:
+            out.extend(self._tidy_sinks(now))
         for stream, history in self.log.histories.items():
             history.purge()
             if self.chain.is_head and self._collects(stream) and not self.chain.busy:
@@ -618,7 +692,8 @@ class Proxy:
 
     def _collects(self, stream: StreamId) -> bool:
         """Whether it is for this region to publish what a stream's policy owes."""
-        return stream in self.clocks or stream in (PUBLISHERS, self.receipts.name)
+        ours = stream in self.clocks or stream in (PUBLISHERS, self.receipts.name)
+        return ours and not self.sinks.busy(stream)
 
     def _before(self, now: Time, stream: StreamId, before: int) -> Span:
         """The owner's own collecting event, as a policy demands (A1.43)."""

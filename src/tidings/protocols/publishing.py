@@ -18,7 +18,8 @@ from collections.abc import Iterable
 import msgspec
 
 from tidings.core.ids import NodeId, RegionId, StreamId
-from tidings.core.rows import ArrowRows, CountedRows, Origin, Rows, data_rows
+from tidings.core.listed import ListedRows
+from tidings.core.rows import ArrowRows, CountedRows, Origin, Rows
 from tidings.protocols.kernel import (
     NOTHING,
     Command,
@@ -199,7 +200,7 @@ class Publishers:
 def entry_rows(lo: int, publisher: str, entry: Entry, now: Time) -> Rows:
     """An entry as the next row of the `_publishers` stream."""
     origin = Origin(lo, lo + 1, publisher, entry.session, entry.next, 0, now)
-    return data_rows(lo, [publisher.encode()], [msgspec.msgpack.encode(entry)], origin)
+    return ListedRows([publisher.encode()], [msgspec.msgpack.encode(entry)], lo, (origin,))
 
 
 def renumber(batch: Publish, lo: int, tick: int, now: Time, region: RegionId) -> Rows:

@@ -361,11 +361,18 @@ class Subscriptions:
             elif position.idle > self.settings.patience:
                 self._drop(key)
                 effects.append(Report("subscriber_given_up"))
-            elif position.said < position.next and self._credit(position):
-                self._feed(key, position, [self._hidden(position, position.next)], effects)
             else:
-                self._feed(key, position, [], effects)
+                self._catch_up(key, position, effects)
         return effects
+
+    def _catch_up(self, key: tuple[NodeId, int], position: Position, effects: list[Effect]) -> None:
+        """At a beat: what no commit told of (a snapshot was installed), what no row follows, or a mere sign of life."""
+        sent = len(effects)
+        self._pump(key, position, effects)
+        if position.said < position.next and self._credit(position):
+            self._feed(key, position, [self._hidden(position, position.next)], effects)
+        elif len(effects) == sent:
+            self._feed(key, position, [], effects)
 
 
 # --- durable subscriptions, at the head --------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import signal
@@ -66,6 +67,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""  # for what changes something
     lab: bool = False  # faults may be injected
     cuts: tuple[tuple[RegionId, RegionId], ...] = ()  # links that are cut now
+    impaired: tuple[tuple[RegionId, RegionId, dict[str, Any]], ...] = ()  # and those that are worse than planned
     founding: bool = False  # memory: nothing is left of the region, this is its beginning
     journal: str = ""  # directory for journals; none: no journal
     attached: bool = False  # end when stdin ends: whoever started it is gone
@@ -146,6 +148,9 @@ class Replica:
         for a, b in spec.cuts:
             assert self.wan is not None
             self.wan.cut(a, b)
+        for a, b, changes in spec.impaired:
+            assert self.wan is not None
+            self.wan.impair(a, b, **changes)
         self.stopping = asyncio.Event()
 
     async def run(self) -> int:
@@ -209,6 +214,8 @@ class Replica:
         log.info("replica", id=node, entries=len(store.entries), committed=machine.log.committed)
         host.start()
         store.entries = []  # the machine has them
+        gc.collect()
+        gc.freeze()  # what is here now stays: the collector need not look at it again, which takes milliseconds
         return host, store
 
     def _journal(self, node: NodeId, recipe: Recipe) -> Journal | None:

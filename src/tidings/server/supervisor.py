@@ -29,6 +29,7 @@ from tidings.core.errors import BadInput, TidingsError
 from tidings.core.ids import RegionId
 from tidings.net.loop import run
 from tidings.net.names import region_of, seed_of, slot_of
+from tidings.net.shape import Wan
 from tidings.protocols.membership import Membership
 from tidings.server import layout, logs, status
 from tidings.server import plan as plans
@@ -79,6 +80,7 @@ class Child:
         self.held = False  # down on purpose: not started again by itself
         self.paused = False
         self.ended = asyncio.Event()  # the nursery has said that the process has ended
+        self.telling: asyncio.Task[None] | None = None  # of what broke or healed while it started
 
 
 class Nurse:
@@ -160,6 +162,7 @@ class Supervisor:
         self.services: dict[RegionId, EmbeddedConfiguration] = {}
         self.children: dict[str, Child] = {}
         self.cuts: set[tuple[RegionId, RegionId]] = set()
+        self.impaired: dict[tuple[RegionId, RegionId], dict[str, Any]] = {}  # what was changed of a link
         self.stopping = asyncio.Event()
         self.roster = layout.read(self._roster_file, Roster) or Roster()
         self._nurse = Nurse(self.files, self._ended)
@@ -225,9 +228,11 @@ class Supervisor:
         """Stop the replicas, gracefully first, then the services. One that never had the lock touches nothing."""
         if self._lock is None:
             return
-        for task in self._tasks.values():
+        telling = [child.telling for child in self.children.values() if child.telling is not None]
+        tasks = [*self._tasks.values(), *telling]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*[self._end(child) for child in self.children.values()])
         await self._nurse.stop()
         for service in self.services.values():
@@ -291,7 +296,8 @@ class Supervisor:
             address=child.address,
             token=self.token,
             lab=self.options.lab,
-            cuts=tuple(sorted(self.cuts)),
+            cuts=self._cut_links(),
+            impaired=self._impaired_links(),
             founding=child.slot in self._founding,
             journal=self.options.journal,
             attached=self.options.attached,
@@ -301,6 +307,14 @@ class Supervisor:
         child.paused = False
         child.pid = await self._nurse.hatch(spec)
         child.since = asyncio.get_running_loop().time()
+        if self.options.lab:
+            child.telling = asyncio.ensure_future(self._tell_when_up(child, spec))
+
+    def _cut_links(self) -> tuple[tuple[RegionId, RegionId], ...]:
+        return tuple(sorted(self.cuts))
+
+    def _impaired_links(self) -> tuple[tuple[RegionId, RegionId, dict[str, Any]], ...]:
+        return tuple([(a, b, changes) for (a, b), changes in sorted(self.impaired.items())])
 
     async def _until_ended(self, child: Child) -> None:
         """Wait for the nursery's word, and look oneself: it may be gone, or never have known."""
@@ -460,7 +474,10 @@ class Supervisor:
                 self.cuts.discard(self._link(a, b))
                 await self._spread({"cuts": sorted(self.cuts)})
             case {"kind": "impair", "a": str(a), "b": str(b), **rest}:
-                await self._spread({"impair": self._link(a, b), **rest})
+                link = self._link(a, b)
+                Wan().impair(a, b, **rest)  # raises what is wrong with it, before anybody is told
+                self.impaired[link] = self.impaired.get(link, {}) | rest
+                await self._spread({"impair": link, **rest})
             case {"kind": "kill", "replica": str(name)}:
                 await self.kill(self.child(name))
             case {"kind": "restart", "replica": str(name)}:
@@ -481,18 +498,34 @@ class Supervisor:
         return (a, b) if a < b else (b, a)
 
     async def _spread(self, fault: dict[str, Any]) -> None:
-        """Tell every replica; who sleeps is told when it wakes, who starts when it starts."""
+        """Tell every replica; who sleeps is told when it wakes, who starts when it has started."""
+        await asyncio.gather(*[self._tell_fault(child, fault) for child in self.children.values()])
 
-        async def tell(child: Child) -> None:
+    async def _tell_fault(self, child: Child, fault: dict[str, Any]) -> None:
+        found = self.files.process(child.slot)
+        if found is None or not found.alive or child.paused:
+            return
+        try:
+            await call_async(found.admin, "/fault", fault, token=found.token, timeout=5.0)
+        except CallFailed as error:
+            log.warning("a replica was not told of a fault", slot=child.slot, error=str(error))
+
+    async def _tell_faults(self, child: Child) -> None:
+        """Tell one replica of everything that is broken now."""
+        await self._tell_fault(child, {"cuts": sorted(self.cuts)})
+        for link, changes in sorted(self.impaired.items()):
+            await self._tell_fault(child, {"impair": link, **changes})
+
+    async def _tell_when_up(self, child: Child, spec: Spec) -> None:
+        """What has broken or healed between a replica's start and its first word it must be told then."""
+        pid = child.pid
+        while child.pid == pid and pid is not None and is_running(pid):
             found = self.files.process(child.slot)
-            if found is None or not found.alive or child.paused:
+            if found is not None and found.pid == pid:
+                if (spec.cuts, spec.impaired) != (self._cut_links(), self._impaired_links()):
+                    await self._tell_faults(child)
                 return
-            try:
-                await call_async(found.admin, "/fault", fault, token=found.token, timeout=5.0)
-            except CallFailed as error:
-                log.warning("a replica was not told of a fault", slot=child.slot, error=str(error))
-
-        await asyncio.gather(*[tell(child) for child in self.children.values()])
+            await asyncio.sleep(LOOK)
 
     async def kill(self, child: Child) -> None:
         """SIGKILL; it stays down until `restart`."""
@@ -524,7 +557,7 @@ class Supervisor:
             if child.pid == pid:
                 _signal(pid, signal.SIGCONT)
                 child.paused = False
-                self._waking = asyncio.ensure_future(self._spread({"cuts": sorted(self.cuts)}))
+                self._waking = asyncio.ensure_future(self._tell_faults(child))
 
         asyncio.get_running_loop().call_later(seconds, resume)
 

@@ -1,15 +1,18 @@
 """From a scenario to a world: every node of every region, its links, its load, and the scripted faults.
 
 Node names: ``r0/p1`` the second replica of r0's proxy, ``r0/c7`` a client, ``r0/config`` the configuration service,
-``r0/w0`` a client that publishes. ``r0/head``, ``r0/middle``, ``r0/tail`` are resolved when a fault strikes.
+``r0/w0`` a client that publishes, ``r0/q0`` a query that writes through a sink. ``r0/head``, ``r0/middle``, ``r0/tail``
+are resolved when a fault strikes.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
+
+from msgspec.structs import replace
 
 from tidings.core.ids import NodeId, RegionId
 from tidings.protocols.catalog import StreamDef
@@ -21,6 +24,7 @@ from tidings.protocols.membership import Membership
 from tidings.protocols.proxy import Proxy, ProxySettings
 from tidings.protocols.publishing import Publisher, PublishSettings
 from tidings.protocols.pull import PullSettings
+from tidings.protocols.sinks import SinkSettings
 from tidings.protocols.views import ViewsSettings
 from tidings.sim import scenario as plans
 from tidings.sim.disk import DiskModel
@@ -28,6 +32,7 @@ from tidings.sim.faults import Cast, FaultEvent, Faults, apply, schedule
 from tidings.sim.network import Path, Service
 from tidings.sim.recorder import Recorder
 from tidings.sim.scenario import Scenario
+from tidings.sim.sinks import SinkPlan, SinkWriter
 from tidings.sim.workload import Writer
 from tidings.sim.world import Factory, World
 
@@ -48,6 +53,8 @@ class Deployment:
         trace: bool = True,
         chain: ChainSettings | None = None,
         publish: PublishSettings | None = None,
+        sinks: Sequence[SinkPlan] = (),
+        sinking: SinkSettings | None = None,
     ) -> None:
         self.scenario = scenario
         self.seed = seed
@@ -68,12 +75,18 @@ class Deployment:
         self.recorder = Recorder(self.streams, self.region_of)
         if record:
             self.world.observers.append(self.recorder)
-        self.settings = _proxy_settings(scenario, chain or ChainSettings(), publish or PublishSettings())
+        self.settings = replace(
+            _proxy_settings(scenario, chain or ChainSettings(), publish or PublishSettings()),
+            sinks=sinking or SinkSettings(),
+        )
+        self.sinks: list[NodeId] = []
         self._connect()
         for region in scenario.regions:
             self._populate(region)
         for publisher in scenario.publishers:
             self._add_writer(publisher)
+        for sink in sinks:
+            self._add_sink(sink)
         for fault in scenario.faults:
             self.world.at(fault.at, partial(self.strike, fault))
         if scenario.protocol.warm_views:
@@ -168,6 +181,21 @@ class Deployment:
             return Writer(self._client(node, region, rng, publisher), plan, stream, rng)
 
         self._add_client(node, self.scenario.region(plan.region), writer)
+
+    def _add_sink(self, plan: SinkPlan) -> None:
+        node = f"{plan.region}/q{len(self.sinks)}"
+        self.sinks.append(node)
+
+        def query(durable: list[Any], incarnation: int, rng: random.Random) -> SinkWriter:
+            return SinkWriter(plan, self.memberships[plan.owner], self.settings.sinks, rng)
+
+        self._node(node, plan.region, query)
+
+    def sink(self, node: NodeId) -> SinkWriter:
+        """The machine of a query."""
+        machine = self.world.hosts[node].machine
+        assert isinstance(machine, SinkWriter)
+        return machine
 
     def unleash(self, faults: Faults, rng: random.Random, begin: float) -> list[FaultEvent]:
         """Draw faults for the time until the run heals, enter them in the world, and say which."""

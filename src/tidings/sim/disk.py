@@ -98,6 +98,12 @@ class Disk:
             self._stable.clear()
         return survivors
 
+    def put_back(self, count: int) -> list[Any]:
+        """Of what is durable keep the oldest so many records, as a copy of the disk would have them; says which."""
+        assert not self._buffer, "put back while its node is down"
+        del self._stable[count:]
+        return list(self._stable)
+
     def set_full(self, now: float, full: bool) -> None:
         """No sync begins while the disk is full."""
         self.full = full

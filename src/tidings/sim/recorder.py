@@ -21,6 +21,7 @@ from tidings.protocols.kernel import Effects, Persist, Send
 from tidings.protocols.log import CutBack, Installed, Logged, Record
 from tidings.protocols.proxy import OWNER
 from tidings.protocols.publishing import PUBLISHERS, Acked, Publish
+from tidings.protocols.sinks import BatchCommitted, CommitBatch, SinkAnswered, StageRows
 from tidings.protocols.subscriptions import Fed
 from tidings.sim.world import Started
 
@@ -56,6 +57,7 @@ class Recorder:
         self.log = Columns("region", "replica", "epoch", "lsn", "hash", "event", "time")
         self.gauges = Columns("node", "name", "value", "bound", "time")
         self.reads = 0
+        self.staged: dict[tuple[int, int], Rows] = {}  # by attempt and index of the chunk
         self._digests: dict[int, tuple[Record, int]] = {}  # by identity: replicas share what they were sent
 
     # --- what the world tells ---------------------------------------------------------------------------
@@ -70,6 +72,10 @@ class Recorder:
             if type(effect) is Send:
                 if type(effect.message) is Publish:
                     self._sent(effect.message)
+                elif type(effect.message) is StageRows:
+                    self.staged[effect.message.attempt, effect.message.index] = effect.message.rows
+                elif type(effect.message) is CommitBatch:
+                    self._sunk(effect.message)
             elif type(effect) is Persist and type(effect.record) is Logged:
                 self._written(time, node, effect.record.record)
 
@@ -85,6 +91,10 @@ class Recorder:
             event = (item.stream, item.publisher, item.session, item.first)
             for at in range(1 if self.streams[item.stream].counted else item.hi - item.lo):
                 self.acked.setdefault((*event[:3], item.first + at), (item.lo + at, time))
+        elif isinstance(item, SinkAnswered) and isinstance(item.answer, BatchCommitted):
+            of, lo = item.request.of, item.answer.lo
+            for at in range(item.answer.hi - lo):
+                self.acked.setdefault((of.stream, of.publisher, of.batch + 1, 1 + at), (lo + at, time))
         elif isinstance(item, ReadDone) and isinstance(item.answer, Span):
             self.reads += 1
             read = item.read  # the answer must fit the question, whatever it says of itself
@@ -101,6 +111,12 @@ class Recorder:
                 self._logged(time, node, 0, entry.lsn + 1, None, LogEvent.CUT)
             elif isinstance(entry, Installed) and entry.last:
                 self._logged(time, node, 0, entry.lsn, None, LogEvent.WIPED)
+
+    def put_back(self, time: float, node: NodeId, entries: Sequence[Any]) -> None:
+        """A replica that is down has an older disk now: what it had written since is gone, committed or not."""
+        ends = [entry.record.lsn if isinstance(entry, Logged) else entry.lsn for entry in entries if _ends(entry)]
+        self._logged(time, node, 0, 0, None, LogEvent.RESTARTED)
+        self._logged(time, node, 0, (ends[-1] if ends else 0) + 1, None, LogEvent.CUT)
 
     def gauge(self, time: float, node: NodeId, name: str, value: float, bound: float | None = None) -> None:
         """Note a measured value, with its bound if it has one."""
@@ -151,6 +167,15 @@ class Recorder:
                 self.sent.setdefault((*event, batch.first + at), (1, content))
         else:
             self.sent.setdefault((*event, batch.first), (batch.rows.count, None))
+
+    def _sunk(self, commit: CommitBatch) -> None:
+        """A driver asks for a batch: what its chosen tasks have staged, in this order, is what it sends."""
+        of, number = commit.of, 0
+        for each in commit.attempts:
+            for index in range(each.chunks):
+                for content in self.staged[each.attempt, index].content.tolist():
+                    number += 1
+                    self.sent.setdefault((of.stream, of.publisher, of.batch + 1, number), (1, content))
 
     def _written(self, time: float, node: NodeId, record: Record) -> None:
         for part in record.parts:
@@ -227,3 +252,8 @@ def _owners(stream: StreamId, rows: Rows, record: Record) -> list[tuple[EventId,
         ((stream, OWNER, session, seq), content)
         for seq, content in zip(rows.numbers.tolist(), rows.content.tolist(), strict=True)
     ]
+
+
+def _ends(entry: Any) -> bool:
+    """Whether an entry of a disk says where the log ends."""
+    return isinstance(entry, Logged | CutBack) or (isinstance(entry, Installed) and entry.last)

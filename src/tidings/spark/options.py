@@ -114,7 +114,7 @@ class ReadOptions(ConnectOptions, frozen=True, kw_only=True):
             ending=ending or LATEST,
             max_offsets=_count(given, "maxOffsetsPerTrigger"),
             min_partitions=_count(given, "minPartitions") or 1,
-            fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
+            fail_on_data_loss=flag(given, "failOnDataLoss", default=True),
             filter=given.get("filter", ""),
             lease_seconds=_positive(given, "leaseSeconds", LEASE_SECONDS),
             lease_bytes=_count(given, "leaseBytes") or BYTES,
@@ -124,7 +124,7 @@ class ReadOptions(ConnectOptions, frozen=True, kw_only=True):
 
 def _archive(given: Mapping[str, str], streaming: bool | None) -> bool:
     """Collected rows too, with what they collect and come from, and what is covered: for streaming queries."""
-    wanted = _flag(given, "archive", default=False)
+    wanted = flag(given, "archive", default=False)
     if wanted and (streaming is False or "filter" in given):
         raise BadInput("option 'archive' is for streaming queries without a filter: it is what a lake is made from")
     return wanted
@@ -190,7 +190,8 @@ def _positive(given: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
-def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+def flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """The value of an option that is true or false."""
     text = given.get(name)
     if text is None:
         return default

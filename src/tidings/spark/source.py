@@ -1,11 +1,14 @@
 """Spark reads Tidings: offsets, partitions and rows, for batch reads and streaming queries.
 
-An offset says for each stream {"seq", "asof", "lease"}: everything below ``seq`` has been read, as of ``asof``, under
-the lease of that name. A batch is the rows of [start.seq, end.seq) as of end.asof: a pure function of the two offsets,
-so a batch that Spark runs again (after a crash, from its checkpoint) is the same again, although collection went on
-meanwhile: the lease keeps what it needs. The driver holds one lease per stream, renews it while the query runs, moves
-it forward when Spark commits a batch, and leaves it when the query stops, so that a restart within ``leaseSeconds``
-resumes it. A lease that expired is noticed by the reader that misses rows, as an error that says what to do.
+An offset says for each stream {"from", "seq", "asof", "lease"}: the batch has read [from, seq) as of ``asof``, under
+the lease of that name. So a batch is a pure function of its offset, and one that Spark runs again (after a crash, from
+its checkpoint) is the same again, although collection went on meanwhile: the lease keeps what it needs. Where it begins
+is part of the offset because Spark asks for the initial offset once more when it runs the first batch again, and
+"latest" is somewhere else by then.
+
+The driver holds one lease per stream, renews it while the query runs, moves it forward when Spark commits a batch, and
+leaves it when the query stops, so that a restart within ``leaseSeconds`` resumes it. A lease that expired is noticed by
+the reader that misses rows, as an error that says what to do.
 
 Ranges are split between tasks by number, and spread over the replicas of the nearest region; every task opens its own
 connection. Rows travel as Arrow record batches, filtered at the server.
@@ -21,7 +24,6 @@ from itertools import pairwise
 from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
-import sqlglot
 from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -44,7 +46,7 @@ PART = 250_000  # numbers in one task at most, while tasks are few; ours: a tent
 PARTS = 64  # tasks that a batch is split into by itself; ours, minPartitions may ask for more
 
 Offset: TypeAlias = dict[StreamId, dict[str, Any]]
-"""For each stream {"seq", "asof", "lease"}; JSON, because Spark keeps it in its checkpoint."""
+"""For each stream {"from", "seq", "asof", "lease"}; JSON, because Spark keeps it in its checkpoint."""
 
 SPARK_TYPES: dict[AttrType, spark_types.DataType] = {
     AttrType.STRING: spark_types.StringType(),
@@ -118,14 +120,8 @@ def filter_of(options: ReadOptions, attributes: Mapping[str, AttrType], stream: 
         return ""
     whole = parse(options.filter, attributes)
     own = {name.lower() for name in (*parse_attributes(stream.attrs), *SYSTEM)}
-    missing = {name.lower() for name in whole.columns} - own
-    if not missing:
-        return options.filter
-    tree = sqlglot.parse_one(whole.text, dialect="spark")
-    absent = [column for column in tree.find_all(sqlglot.exp.Column) if column.name.lower() in missing]
-    for column in absent:
-        column.replace(sqlglot.exp.Null())
-    return tree.sql(dialect="spark") if absent else whole.text
+    absent = [name for name in whole.columns if name.lower() not in own]
+    return whole.without(absent) if absent else options.filter
 
 
 def positions(offsets: Offsets, streams: Mapping[StreamId, StreamInfo], name: str) -> dict[StreamId, int]:
@@ -147,10 +143,11 @@ def positions(offsets: Offsets, streams: Mapping[StreamId, StreamInfo], name: st
 
 
 def plan(start: Offset, end: Offset, min_partitions: int) -> list[Range]:
-    """The tasks of a batch: nothing but the two offsets decides."""
+    """The tasks of a batch: nothing but the offsets decides."""
     wanted: list[tuple[StreamId, int, int]] = []
     for stream in sorted(end):
-        lo, hi = start.get(stream, {}).get("seq", FIRST), end[stream]["seq"]
+        before: int = start.get(stream, {}).get("seq", FIRST)
+        lo, hi = end[stream].get("from", before), end[stream]["seq"]
         if lo < hi:
             wanted.append((stream, lo, hi))
     total = sum([hi - lo for _, lo, hi in wanted])
@@ -313,12 +310,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         steps = shares(lags, limit.max_rows) if isinstance(limit, ReadMaxRows) else lags
         if not any(steps.values()):
             return start
-        end = dict(start)
+        end = {name: at | {"from": at["seq"]} for name, at in start.items()}
         for name, info in streams.items():
-            at = start.get(name, {}).get("seq", FIRST)
-            lease = self._lease(name, start.get(name, {}).get("lease", ""), at if self.options.archive else 0)
-            asof = max(at if self.options.archive else info.horizon, lease.asof)
-            end[name] = {"seq": at + steps[name], "asof": asof, "lease": lease.name}
+            lo = start.get(name, {}).get("seq", FIRST)
+            lease = self._lease(name, start.get(name, {}).get("lease", ""), lo if self.options.archive else 0)
+            asof = max(lo if self.options.archive else info.horizon, lease.asof)
+            end[name] = {"from": lo, "seq": lo + steps[name], "asof": asof, "lease": lease.name}
+            self._reached[name] = lo + steps[name]
         return end
 
     def reportLatestOffset(self) -> Offset:
@@ -329,7 +327,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         for name, at in end.items():
-            self._reached[name] = at["seq"]
             if at["lease"] and name not in self._leases:  # after a restart: the batch is read again
                 lease = resumed(self._link, name, at["lease"], self.options)
                 if lease is not None:

@@ -22,12 +22,12 @@ sqlglot is imported when the first filter is parsed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tidings.core.errors import BadAttribute, BadFilter
 from tidings.core.filters.kernels import Columns, mask
-from tidings.core.filters.nodes import Node
+from tidings.core.filters.nodes import Node, nulled
 from tidings.core.filters.reader import MAX_DEPTH, MAX_NODES, MAX_TEXT, check_nesting, check_size, read, sqlglot
 from tidings.core.filters.types import (
     ARROW,
@@ -74,6 +74,10 @@ class Filter:
     def on_key_only(self) -> bool:
         """Whether events with the same key have the same answer."""
         return set(self.columns) <= {"key"}
+
+    def without(self, absent: Collection[str]) -> str:
+        """The text of the condition where these columns are always null, for a stream that does not have them."""
+        return nulled(self.root, absent).sql
 
     def mask(self, columns: Columns) -> Mask:
         """Which rows pass: those for which the condition is true, not false or null."""

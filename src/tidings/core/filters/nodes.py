@@ -9,7 +9,7 @@ they are needed; it reads back as the same tree, here and in Spark.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -37,6 +37,9 @@ QUOTED = frozenset(
     }
 )  # fmt: skip
 """Names written in backquotes because they mean something else; a fixed list, so that texts stay equal for good."""
+
+_SOME: dict[AttrType | None, Value] = {AttrType.STRING: "", AttrType.BINARY: b"", AttrType.BOOLEAN: False}
+"""A value of each type, 0 of the others."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INFIX_NOT = {"is null": "IS NOT NULL", "is true": "IS NOT TRUE", "is false": "IS NOT FALSE"}
@@ -78,6 +81,14 @@ def literal(value: Value, kind: AttrType | None) -> Node:
 def column(name: str, kind: AttrType) -> Node:
     """A column by its declared name."""
     return Node("column", kind, (), name)
+
+
+def nulled(node: Node, absent: Collection[str]) -> Node:
+    """The same with nulls, of the same types, in place of columns."""
+    if node.op == "column" and node.value in absent:
+        never, null = literal(False, AttrType.BOOLEAN), literal(None, None)
+        return Node("case", node.kind, (never, literal(_SOME.get(node.kind, 0), node.kind), null))
+    return Node(node.op, node.kind, tuple([nulled(arg, absent) for arg in node.args]), node.value)
 
 
 def _sql(node: Node) -> str:

@@ -1,0 +1,433 @@
+"""What Sprinkler's paper left out: fail-over of a chain, churn, catching up, the constant C, the size of buffers.
+
+Small simulated worlds, one question each. Every limit follows from settings (timeouts, periods, bandwidths), not from
+what was measured; every world is also judged by check/.
+
+- *fail-over*: the head, a middle or the tail is killed; how long does any client go without the stream?
+- *churn*: a share of the clients leaves every second and others come; do those who stay notice?
+- *outage*: a region is cut off for a while, then catches up over a narrow link, with and without collection by key.
+- *C*: how long until a region gives up a source that has fallen silent, and how often sources change, by the constant
+  of the switch rule (A1.17).
+- *buffer*: what a client's Recv must hold (A1.33), in seconds of load.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidings.check import judge
+from tidings.core.span import Span
+from tidings.lab import figures, region_load
+from tidings.lab.claims import Claim, Experiment, Findings
+from tidings.lab.study import Point, Row, Sql, Study
+from tidings.protocols.configuration import ConfigurationSettings
+from tidings.protocols.publishing import PublishSettings
+from tidings.sim.build import Deployment
+from tidings.sim.run import failures, simulate
+from tidings.sim.scenario import AnyFault, Cut, Heal, Kill, Link, Protocol, Publisher, Region, Run, Scenario, Stream
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BREAKS = 6.0  # when something happens, in every world
+SEEDS = {"quick": 2, "full": 10}
+PLACES = ("head", "middle", "tail")
+CHURN = (0.0, 0.05, 0.2)  # share of the clients that is replaced every second
+OUTAGES = {"quick": (2.0, 8.0), "full": (2.0, 4.0, 8.0, 16.0)}  # seconds
+POLICIES = ("none", "by-key")
+KEYS, SKEW = 5_000, 1.1
+LINK_RATE, LINK_BITS = 10_000.0, 10e6  # events/s over the narrow link, which carries twice to three times that
+CONSTANTS: dict[str, float | None] = {"0": 0.0, "in proportion": None, "never": 1e12}
+BUFFERS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class Watch:
+    """When each client had which numbers of one stream, and the rows among them."""
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.seen: dict[str, list[tuple[float, int, int]]] = {}
+        self.spans: dict[str, list[Span]] = {}
+
+    def on_deliver(self, time: float, node: str, incarnation: int, item: Any) -> None:
+        """Receipts."""
+        if type(item) is Span and item.stream == self.stream:
+            self.seen.setdefault(node, []).append((time, item.lo, item.hi))
+            self.spans.setdefault(node, []).append(item)
+
+    def silence(self, region: str, since: float) -> float:
+        """The longest any client of a region that was there before went without news after ``since``."""
+        worst = 0.0
+        for node, receipts in self.seen.items():
+            if node.startswith(f"{region}/") and receipts[0][0] < since:
+                times = [time for time, _, _ in receipts]
+                worst = max([worst, *(b - a for a, b in itertools.pairwise(times) if b > since)])
+        return worst
+
+
+def world(
+    seconds: float,
+    faults: tuple[AnyFault, ...] = (),
+    *,
+    regions: int = 2,
+    clients: int = 6,
+    rate: float = 1000.0,
+    gc: str = "none",
+    bandwidth: float | None = None,
+    protocol: Protocol | None = None,
+) -> Scenario:
+    """r0 publishes; the others receive."""
+    names = [f"r{at}" for at in range(regions)]
+    keyed = gc != "none" or bandwidth is not None
+    return Scenario(
+        scenario=Run(name="beyond", seconds=seconds),
+        regions=tuple(Region(name, replicas=3, clients=clients) for name in names),
+        links=tuple(Link(a, b, 0.02, bandwidth=bandwidth) for a, b in itertools.combinations(names, 2)),
+        streams=(Stream("s0", "r0", gc=gc, rows="arrow" if keyed else "counted"),),
+        publishers=(
+            Publisher(
+                region="r0",
+                stream="s0",
+                rate=rate,
+                batch=max(1, round(rate / 50)),
+                keys=KEYS if keyed else 0,
+                skew=SKEW,
+                stop=seconds - 1.0,
+            ),
+        ),
+        faults=faults,
+        protocol=protocol or Protocol(),
+    )
+
+
+def _run(plan: Scenario, seed: int, prepare: Any = None) -> tuple[Deployment, Watch, int]:
+    """Simulate and judge; the deployment, what was watched, and the number of violations."""
+    deployment = Deployment(plan, seed, trace=False)
+    watch = Watch("s0")
+    deployment.world.observers.append(watch)
+    if prepare is not None:
+        prepare(deployment)
+    simulate(deployment)
+    found = failures(deployment) + judge(deployment.recorder.trace())
+    return deployment, watch, len(found)
+
+
+# --- tasks ----------------------------------------------------------------------------------------------
+
+
+def measure_failover(point: Mapping[str, Any]) -> list[Row]:
+    """Kill one replica of r0."""
+    plan = world(BREAKS + 8.0, (Kill(BREAKS, f"r0/{point['place']}"),))
+    _, watch, violations = _run(plan, point["seed"])
+    return [{"region": name, "silence": watch.silence(name, BREAKS), "violations": violations} for name in ("r0", "r1")]
+
+
+def measure_churn(point: Mapping[str, Any]) -> list[Row]:
+    """Replace clients of r0 steadily from BREAKS on; those of the first half stay."""
+    plan = world(BREAKS + 8.0, clients=20)
+    until = BREAKS + 6.0
+
+    def replace(deployment: Deployment) -> None:
+        leavers = deployment.clients["r0"][10:]
+        wait = 1.0 / (point["churn"] * 20) if point["churn"] else until
+        for at in range(int((until - BREAKS) / wait)):
+            leaver = leavers[at] if at < len(leavers) else f"r0/n{at - len(leavers)}"
+            moment = BREAKS + (at + 1) * wait
+
+            def swap(leaver: str = leaver, comer: str = f"r0/n{at}") -> None:
+                deployment.world.crash(leaver)
+                deployment.spawn("client", "r0", comer)
+
+            deployment.world.at(moment, swap)
+
+    deployment, watch, violations = _run(plan, point["seed"], replace)
+    stayed = [f"r0/c{at}" for at in range(10)]
+    arrived = {hi: at for (_, hi), at in deployment.recorder.arrived.items()}
+    late = []
+    for node in stayed:
+        ends = sorted((hi, time) for time, _, hi in watch.seen[node])
+        for lo, at in arrived.items():
+            if BREAKS < at < until:
+                late.append(next(time for hi, time in ends if hi > lo) - at)
+    late.sort()
+    p99 = late[int(0.99 * (len(late) - 1))]
+    return [{"latency": sum(late) / len(late), "p99": p99, "replaced": point["churn"], "violations": violations}]
+
+
+def measure_outage(point: Mapping[str, Any]) -> list[Row]:
+    """Cut r1 off, and let it catch up over a link that is hardly wider than the flow."""
+    length = point["outage"]
+    heal = BREAKS + length
+    plan = world(
+        heal + 6.0 * length + 6.0,
+        (Cut(BREAKS, "r0", "r1"), Heal(heal, "r0", "r1")),
+        gc=point["gc"],
+        rate=LINK_RATE,
+        bandwidth=LINK_BITS,
+    )
+    _, watch, violations = _run(plan, point["seed"])
+    lag = {}
+    for node, receipts in watch.seen.items():
+        if node.startswith("r1/"):
+            here = [(time, hi) for time, _, hi in receipts]
+            there = [(time, hi) for time, _, hi in watch.seen["r0/c0"]]
+            lag[node] = _level(there, here, heal)
+    missed = max(hi for time, _, hi in watch.seen["r0/c0"] if time < heal)
+    had = max(hi for time, _, hi in watch.seen["r1/c0"] if time <= BREAKS + 0.2)
+    parts = [
+        span.slice(max(span.lo, had), min(span.hi, missed)) for span in watch.spans["r1/c0"] if _cuts(span, had, missed)
+    ]
+    rows = sum(part.rows.count for part in parts)
+    return [
+        {
+            "catch_up": max(lag.values()),
+            "rows": rows,
+            "missed": missed - had,
+            "violations": violations,
+        }
+    ]
+
+
+def _cuts(span: Span, lo: int, hi: int) -> bool:
+    return span.lo < hi and span.hi > lo
+
+
+def _level(there: list[tuple[float, int]], here: list[tuple[float, int]], since: float) -> float:
+    """How long after ``since`` one horizon is within half a second's worth of the other."""
+    ends = iter(there)
+    now, ahead = next(ends)
+    for time, hi in here:
+        while now < time - 0.5:
+            now, ahead = next(ends, (float("inf"), ahead))
+        if time > since and hi >= ahead:
+            return time - since
+    return float("inf")
+
+
+def measure_constant(point: Mapping[str, Any]) -> list[Row]:
+    """The link from r0 to r1 fails; r2 could help out."""
+    protocol = Protocol(c=CONSTANTS[point["c"]])
+    plan = world(BREAKS + 10.0, (Cut(BREAKS, "r0", "r1"),), regions=3, protocol=protocol)
+    deployment, watch, violations = _run(plan, point["seed"])
+    switches = deployment.world.reports.get("source_switch", 0.0)
+    return [{"silence": watch.silence("r1", BREAKS), "switches": switches, "violations": violations}]
+
+
+def measure_buffer(point: Mapping[str, Any]) -> list[Row]:
+    """The fabric at the paper's load, with less room than it needs."""
+    return region_load.measure(point)
+
+
+# --- claims ---------------------------------------------------------------------------------------------
+
+
+def _seeds(scale: str, **setting: Any) -> list[Point]:
+    return [{**setting, "seed": seed} for seed in range(SEEDS[scale])]
+
+
+def report_failover(sql: Sql, scale: str, out: Path) -> Findings:
+    """Each place of the chain."""
+    rows = sql("select place, region, max(silence) silence, sum(violations) bad from results group by place, region")
+    service, publish, period = ConfigurationSettings(), PublishSettings(), Protocol().advertise_period
+    detected = service.silence + service.sweep
+    limits = {"r0": detected + publish.retry + 0.2, "r1": detected + max(publish.retry, 1.5 * period) + 0.2}
+    over = [row for row in rows if row["silence"] > limits[row["region"]]]
+    told = "; ".join(f"{row['place']}: {row['region']} {row['silence']:.2f} s" for row in sorted(rows, key=_place))
+    claim = Claim(
+        "ours.chain",
+        "Whichever replica is killed, its region's clients go on when the chain has closed ranks, another region's "
+        "when they have found the new tail.",
+        f"no client without the stream for longer than {limits['r0']:.2f} s in its region (silence, sweep, retry), "
+        f"{limits['r1']:.2f} s in another (or one and a half advertisements); 0 violations",
+        f"{told} ({SEEDS[scale]} seeds), {sum(row['bad'] for row in rows)} violations",
+        not over and not any(row["bad"] for row in rows),
+    )
+    drawn = figures.draw(out, "ours-failover", lambda axes: paint_failover(rows, limits, axes))
+    return Findings([claim], {"chain": drawn})
+
+
+def _place(row: Row) -> tuple[int, str]:
+    return PLACES.index(row["place"]), row["region"]
+
+
+def paint_failover(rows: list[Row], limits: Mapping[str, float], axes: Axes) -> None:
+    """Bars by place and region."""
+    for at, (region, color) in enumerate((("r0", figures.BLUE), ("r1", figures.ORANGE))):
+        some = {row["place"]: row["silence"] for row in rows if row["region"] == region}
+        places = [PLACES.index(place) + 0.36 * at - 0.18 for place in PLACES]
+        label = "its own region" if region == "r0" else "another region"
+        axes.bar(places, [some[place] for place in PLACES], 0.34, color=color, label=label)
+        figures.expect(axes, (-0.5, 2.5), limits[region], f"limit, {label}")
+    axes.set_xticks(range(3), [f"{place} killed" for place in PLACES])
+    axes.set_ylabel("s without events, worst client")
+    axes.set_title("How long a stream stands still when a replica dies")
+
+
+def report_churn(sql: Sql, scale: str, out: Path) -> Findings:
+    """Those who stay."""
+    rows = sql(
+        "select churn, avg(latency) latency, max(p99) p99, sum(violations) bad "
+        "from results group by churn order by churn"
+    )
+    calm, worst = rows[0], rows[-1]
+    return Findings(
+        [
+            Claim(
+                "ours.churn",
+                "Clients that stay do not notice others coming and going.",
+                f"at {worst['churn']:.0%} replaced per second the mean latency is less than twice that without churn; "
+                "0 violations",
+                "; ".join(f"{row['churn']:.0%}: {_ms(row['latency'])}, p99 {_ms(row['p99'])}" for row in rows)
+                + f"; {sum(row['bad'] for row in rows)} violations",
+                worst["latency"] < 2 * calm["latency"] and not any(row["bad"] for row in rows),
+            )
+        ]
+    )
+
+
+def report_outage(sql: Sql, scale: str, out: Path) -> Findings:
+    """With and without collection."""
+    rows = sql(
+        "select gc, outage, max(catch_up) catch_up, avg(rows) rows, avg(missed) missed, sum(violations) bad "
+        "from results group by gc, outage order by gc, outage"
+    )
+    longest = max(OUTAGES[scale])
+    without, collected = (next(r for r in rows if r["gc"] == gc and r["outage"] == longest) for gc in POLICIES)
+    saved = 1 - collected["rows"] / without["rows"]
+    claims = [
+        Claim(
+            "ours.catch-up",
+            "After an outage a region catches up sooner if what was replaced meanwhile is collected.",
+            f"after {longest:g} s sooner by key than without collection; 0 violations",
+            "; ".join(f"{row['gc']}, {row['outage']:g} s: {row['catch_up']:.1f} s" for row in rows)
+            + f"; {sum(row['bad'] for row in rows)} violations",
+            collected["catch_up"] < without["catch_up"] and not any(row["bad"] for row in rows),
+        ),
+        Claim(
+            "ours.bandwidth",
+            "Collection saves bandwidth: what was replaced during an outage is not sent afterwards.",
+            f"after {longest:g} s fewer rows by key than without collection, at least a quarter",
+            f"{collected['rows']:.0f} rows instead of {without['rows']:.0f} for {without['missed']:.0f} numbers missed "
+            f"({saved:.0%} saved)",
+            saved >= 0.25,
+        ),
+    ]
+    drawn = figures.draw(out, "ours-catch-up", lambda axes: paint_outage(rows, axes))
+    return Findings(claims, {"outage": drawn})
+
+
+def paint_outage(rows: list[Row], axes: Axes) -> None:
+    """Time to catch up by length of the outage."""
+    for gc, color in (("none", figures.ORANGE), ("by-key", figures.BLUE)):
+        line = [row for row in rows if row["gc"] == gc]
+        label = "nothing collected" if gc == "none" else "collected by key"
+        axes.plot([r["outage"] for r in line], [r["catch_up"] for r in line], "o-", color=color, label=label)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("length of the outage (s)")
+    axes.set_ylabel("s until caught up")
+    axes.set_title("Catching up over a narrow link, with and without collection")
+
+
+def report_constant(sql: Sql, scale: str, out: Path) -> Findings:
+    """C decides how soon a silent source is left."""
+    rows = {
+        row["c"]: row
+        for row in sql(
+            "select c, max(silence) silence, avg(switches) switches, sum(violations) bad from results group by c"
+        )
+    }
+    usual, never = rows["in proportion"], rows["never"]
+    period = Protocol().advertise_period
+    return Findings(
+        [
+            Claim(
+                "ours.constant",
+                "C decides how soon a region leaves a silent source: in proportion to the rate it takes about an "
+                "advertisement, with a huge C the source is never left for that reason.",
+                f"in proportion: silent for at most {1.5 * period + 0.2:g} s; a huge C: longer than that; 0 violations",
+                "; ".join(f"C {c}: {row['silence']:.1f} s, {row['switches']:.1f} switches" for c, row in rows.items()),
+                usual["silence"] <= 1.5 * period + 0.2 < never["silence"] and not any(r["bad"] for r in rows.values()),
+            )
+        ]
+    )
+
+
+def report_buffer(sql: Sql, scale: str, out: Path) -> Findings:
+    """Recv is a cliff."""
+    rows = sql(
+        "select recv_seconds buffer, avg(goodput / offered) share, sum(unfinished) unfinished "
+        "from results group by recv_seconds order by recv_seconds"
+    )
+    least, default = rows[0], next(row for row in rows if row["buffer"] == 0.5)
+    return Findings(
+        [
+            Claim(
+                "ours.buffer",
+                "A Recv below the lag of the clients is a cliff; half a second of load is safe.",
+                f"at {least['buffer']:g} s less than 90 % of the load or unfinished batches, at 0.5 s all of it",
+                "; ".join(f"{r['buffer']:g} s: {r['share']:.0%}, {r['unfinished']} unfinished" for r in rows),
+                (least["share"] < 0.9 or least["unfinished"] > 0)
+                and default["share"] > 0.98
+                and not default["unfinished"],
+            )
+        ]
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms"
+
+
+def buffer_points(scale: str) -> list[Point]:
+    """By size; 60 clients per region are enough for a lag."""
+    base = {"clients": 60, "seconds": 0.5, "fanout": 4, "shuffle": 0.03, "load": 1.0, "reading": region_load.PRODUCT}
+    return [{**base, "recv_seconds": size, "seed": seed} for size in BUFFERS for seed in range(SEEDS[scale] // 2)]
+
+
+STUDIES = (
+    Study("buffer", buffer_points, measure_buffer, report_buffer, ("beyond", "region_load")),
+    Study(
+        "outage",
+        lambda scale: [p for gc in POLICIES for t in OUTAGES[scale] for p in _seeds(scale, gc=gc, outage=t)],
+        measure_outage,
+        report_outage,
+        ("beyond",),
+    ),
+    Study(
+        "churn",
+        lambda scale: [p for churn in CHURN for p in _seeds(scale, churn=churn)],
+        measure_churn,
+        report_churn,
+        ("beyond",),
+    ),
+    Study(
+        "chain",
+        lambda scale: [p for place in PLACES for p in _seeds(scale, place=place)],
+        measure_failover,
+        report_failover,
+        ("beyond",),
+    ),
+    Study(
+        "constant",
+        lambda scale: [p for c in CONSTANTS for p in _seeds(scale, c=c)],
+        measure_constant,
+        report_constant,
+        ("beyond",),
+    ),
+)
+EXPERIMENTS = (
+    Experiment("chain", "sprinkler", "Ours: fail-over of a chain", ("ours.chain",), "chain"),
+    Experiment("churn", "sprinkler", "Ours: clients come and go", ("ours.churn",), "churn"),
+    Experiment(
+        "outage",
+        "sprinkler",
+        "Ours: catching up with and without collection",
+        ("ours.catch-up", "ours.bandwidth"),
+        "outage",
+    ),
+    Experiment("constant", "sprinkler", "Ours: the constant C of the switch rule", ("ours.constant",), "constant"),
+    Experiment("buffer", "sprinkler", "Ours: the size of Recv", ("ours.buffer",), "buffer"),
+)

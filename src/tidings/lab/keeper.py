@@ -1,0 +1,183 @@
+"""The keeper: a client in a simulated world that holds leases and reads under them, again and again.
+
+Its *long* lease is renewed all the time and moved once: whatever breaks, no replica may answer a read under it with
+"forgotten", nor the same read with other rows. *Short* leases are left as soon as they are granted: they expire, and
+reads as of them are then refused, in so many words, or still answered rightly.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tidings.client.machine import ClientMachine, Close, Hold, LetGo, MachineSettings, Open, Taken
+from tidings.core.ids import RegionId, StreamId
+from tidings.protocols.catalog import Description
+from tidings.protocols.kernel import Deliver, Effect, Effects, Expired, Input, Received, SetTimer, Time, Timer
+from tidings.protocols.leases import Dropped, Granted, Lease, MoveLease
+from tidings.protocols.subscriptions import Ended, Fed, Unfollowed
+from tidings.sim.build import Deployment, Note
+
+LONG, SHORT = "long", "short"
+TICK = 0.25
+READ_EVERY = 5  # ticks
+FIRST_READ, MOVE_AT = 4.0, 11.0  # seconds
+LAST_SHORT, LAST_READ = 14.0, 20.0  # so that everything is answered in the end
+FOREVER, BRIEF = 1000.0, 1.0  # seconds of a ttl
+
+
+class KeeperTick(Timer, frozen=True, gc=False):
+    """Do the next thing."""
+
+
+class Reading:
+    """A read under way, and what it has brought."""
+
+    def __init__(self, lease: str, hi: int, asof: int) -> None:
+        self.lease = lease
+        self.hi = hi
+        self.asof = asof
+        self.rows = 0
+        self.sum = 0
+
+
+class Keeper:
+    """One client and its leases."""
+
+    def __init__(self, machine: ClientMachine, stream: StreamId) -> None:
+        self.machine = machine
+        self.stream = stream
+        self.asofs: dict[str, int] = {}  # of leases, as they were granted or moved
+        self.horizon = 1
+        self.hi = 0  # where every read ends
+        self.steps = 0
+        self.reading: dict[int, Reading] = {}
+        self.found: dict[tuple[int, int], set[tuple[int, int]]] = {}  # (hi, asof) -> (rows, hash sum)
+        self.lost: list[str] = []  # why the long lease was dropped
+        self.denied = 0  # replicas that have forgotten what it keeps
+        self.gone = 0  # reads under a lease that is over, refused
+        self.moved = False
+
+    def start(self, now: Time) -> Effects:
+        return [*self.machine.start(now), SetTimer(TICK, KeeperTick())]
+
+    def handle(self, now: Time, input: Input) -> Effects:
+        if type(input) is Expired and type(input.timer) is KeeperTick:
+            return [*self._work(now), SetTimer(TICK, KeeperTick())]
+        if type(input) is Received and type(input.message) is Unfollowed and input.message.floor:
+            read = self.reading.get(input.message.id)
+            self.denied += read is not None and read.lease == LONG and read.asof >= self.asofs[LONG]
+        return self._do(now, input)
+
+    def check(self) -> None:
+        self.machine.check()
+
+    @property
+    def kept(self) -> int:
+        """Rows that were read under a lease and are gone as of a later number."""
+        by_hi: dict[int, set[int]] = {}
+        for (hi, _), found in self.found.items():
+            by_hi.setdefault(hi, set()).update([rows for rows, _ in found])
+        return sum([max(rows) - min(rows) for rows in by_hi.values()])
+
+    @property
+    def differing(self) -> int:
+        """Reads of the same that brought something else."""
+        return sum([len(found) - 1 for found in self.found.values()])
+
+    def _work(self, now: Time) -> list[Effect]:
+        out: list[Effect] = []
+        if not self.machine.home or self.stream not in self.machine.streams:
+            return out
+        self.steps += 1
+        if not self.hi and self.horizon > 1 and now > FIRST_READ:
+            self.hi = self.horizon
+        if self.steps == 8:
+            out += self._do(now, Hold(Lease(LONG, self.stream, ttl=FOREVER)))
+        if self.steps > 8 and self.steps % 8 == 2 and now < LAST_SHORT:
+            out += self._do(now, Hold(Lease(f"{SHORT}-{self.steps}", self.stream, ttl=BRIEF)))
+        if now > MOVE_AT and not self.moved and self.horizon > self.asofs.get(LONG, 1):
+            self.moved = True
+            out += self._do(now, MoveLease(LONG, self.horizon))
+        if self.steps % READ_EVERY == 0 and now < LAST_READ:
+            out += self._read(now)
+        return out
+
+    def _read(self, now: Time) -> list[Effect]:
+        """The same range as ever, as of the long lease and of the oldest short one."""
+        out: list[Effect] = []
+        names = [LONG, *sorted(set(self.asofs) - {LONG}, key=lambda name: self.asofs[name])[:1]]
+        for at, name in enumerate(names):
+            if name in self.asofs and self.hi:
+                id = 10 * self.steps + at
+                self.reading[id] = Reading(name, self.hi, self.asofs[name])
+                where = self.steps // READ_EVERY
+                out += self._do(now, Open(id, self.stream, 1, "", None, 0, self.hi, self.asofs[name], where))
+        return out
+
+    def _do(self, now: Time, input: Input) -> list[Effect]:
+        effects = list(self.machine.handle(now, input))
+        for effect in effects[:]:
+            if type(effect) is Deliver:
+                effects += self._note(now, effect.item)
+        return effects
+
+    def _note(self, now: Time, item: object) -> list[Effect]:
+        match item:
+            case Granted(name, asof):
+                self.asofs[name] = asof
+                return self._do(now, LetGo(name, release=False)) if name != LONG else []
+            case Dropped(name, reason) if name == LONG:
+                self.lost.append(reason)
+            case Description(states=states) if self.stream in states:
+                self.horizon = max(self.horizon, states[self.stream].horizon)
+            case Fed(id, span) if id in self.reading:
+                read = self.reading[id]
+                read.rows += span.rows.count
+                read.sum = (read.sum + span.rows.hash_sum) % (1 << 64)
+                if span.hi < read.hi:
+                    return self._do(now, Taken(id, span.hi))
+                del self.reading[id]
+                self.found.setdefault((read.hi, read.asof), set()).add((read.rows, read.sum))
+                return self._do(now, Close(id))
+            case Ended(id, floor=floor) if id in self.reading:
+                read = self.reading.pop(id)
+                self.gone += floor > 0 and read.lease != LONG
+        return []
+
+
+class Keeping:
+    """The keeper of a world, and what must hold of it in the end."""
+
+    def __init__(self, deployment: Deployment, region: RegionId) -> None:
+        self.deployment = deployment
+        self.node = f"{region}/keeper"
+        settings = MachineSettings(subscriptions=deployment.settings.subscriptions, refresh=2.0)
+
+        def keeper(durable: list[Any], incarnation: int, rng: random.Random) -> Keeper:
+            seeds = deployment.memberships[region].replicas
+            return Keeper(ClientMachine(self.node, self.node, seeds, settings, rng), f"s-{region}")
+
+        deployment.add(self.node, region, keeper)
+
+    @property
+    def keeper(self) -> Keeper:
+        """The machine."""
+        machine = self.deployment.world.hosts[self.node].machine
+        assert isinstance(machine, Keeper)
+        return machine
+
+    @property
+    def reports(self) -> dict[str, int]:
+        """What it has seen, for the campaign's goals."""
+        keeper = self.keeper
+        return {"lease_kept_dead_rows": keeper.kept, "lease_gone": keeper.gone}
+
+    def demand(self, note: Note) -> None:
+        """What was promised must have been kept."""
+        keeper = self.keeper
+        note("keeper", "leases_lost", len(keeper.lost), 0)
+        note("keeper", "reads_denied", keeper.denied, 0)
+        note("keeper", "reads_differing", keeper.differing, 0)
+        note("keeper", "reads_unanswered", len(keeper.reading), 0)
+        note("keeper", "reads_missing", not keeper.found, 0)

@@ -1,0 +1,219 @@
+"""The source without Spark around it: options, offsets, planning, and what a task reads."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from spark.rig import Cluster, fresh, options, table, until_forgotten
+from tidings.client.errors import BadInput, LeaseExpired, UnknownStream
+from tidings.client.events import Rows
+from tidings.core.rows import data_rows
+from tidings.core.span import Span
+from tidings.spark.options import ReadOptions
+from tidings.spark.source import BatchReader, DataLoss, Range, StreamReader, judge, plan, schema_of, shares
+
+GIVEN = {"servers": "127.0.0.1:7400", "subscribe": "prices"}
+
+
+def test_options_as_they_are_given() -> None:
+    found = ReadOptions.parse(
+        GIVEN | {"STARTINGOFFSETS": '{"prices": 17}', "failondataloss": "false", "minPartitions": "3", "filter": "a"}
+    )
+    assert found.servers == "tidings://127.0.0.1:7400" and found.subscribe == ("prices",)
+    assert found.starting == {"prices": 17} and not found.fail_on_data_loss and found.min_partitions == 3
+    assert ReadOptions.parse(GIVEN | {"subscribe": " a, b,a"}).subscribe == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"startingOfsets": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"kafka.bootstrap.servers": "x"}, "did you mean 'servers'|there are"),
+        ({"subscribePattern": "a"}, "one of the options 'subscribe'"),
+        ({"subscribe": ","}, "names no stream"),
+        ({"servers": ""}, "'servers' is missing"),
+        ({"servers": "host:port"}, "host:port"),
+        ({"startingOffsets": "17"}, "earliest.*JSON"),
+        ({"startingOffsets": '{"prices": 0}'}, "numbers from 1 on"),
+        ({"startingOffsets": '{"prices": true}'}, "numbers from 1 on"),
+        ({"endingOffsets": "earliest"}, "does not end at 'earliest'"),
+        ({"maxOffsetsPerTrigger": "0"}, "a whole number from 1 on"),
+        ({"minPartitions": "many"}, "a whole number from 1 on"),
+        ({"failOnDataLoss": "yes"}, "'true' or 'false'"),
+        ({"leaseSeconds": "-1"}, "a number of seconds"),
+        ({"timeoutSeconds": "nan"}, "a number of seconds"),
+    ],
+)
+def test_an_option_that_makes_no_sense_says_so(wrong: dict[str, str], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        ReadOptions.parse(GIVEN | wrong)
+
+
+def test_options_of_the_other_kind_of_query_are_refused() -> None:
+    with pytest.raises(BadInput, match="for batch reads"):
+        ReadOptions.parse(GIVEN | {"endingOffsets": "latest"}, streaming=True)
+    with pytest.raises(BadInput, match="for streaming queries"):
+        ReadOptions.parse(GIVEN | {"maxOffsetsPerTrigger": "5"}, streaming=False)
+
+
+def at(seq: int, asof: int = 0, lease: str = "l") -> dict[str, Any]:
+    return {"seq": seq, "asof": asof or seq, "lease": lease}
+
+
+def test_a_plan_covers_every_range_once_and_depends_on_the_offsets_alone() -> None:
+    start, end = {"a": at(1), "b": at(5)}, {"b": at(10), "a": at(1_000_001, 1_000_100), "c": at(4)}
+    parts = plan(start, end, 1)
+    assert parts == plan(start, dict(reversed(end.items())), 1)
+    assert [part.replica for part in parts] == list(range(len(parts)))
+    for stream, lo, hi in (("a", 1, 1_000_001), ("b", 5, 10), ("c", 1, 4)):
+        mine = [part for part in parts if part.stream == stream]
+        assert (mine[0].lo, mine[-1].hi) == (lo, hi)
+        assert all(a.hi == b.lo for a, b in pairwise(mine))
+    assert parts[0].asof == 1_000_100 and len(parts) == 6
+    assert len(plan({"a": at(1)}, {"a": at(11)}, 4)) >= 4 and len(plan({}, {"a": at(3)}, 10)) == 2
+    assert plan(end, end, 5) == []
+
+
+def test_the_first_batch_begins_where_it_began_although_latest_has_moved() -> None:
+    end = {"a": at(20) | {"from": 5}}
+    assert [(part.lo, part.hi) for part in plan({"a": at(300)}, end, 1)] == [(5, 20)]
+
+
+def test_a_limit_is_shared_in_proportion() -> None:
+    assert shares({"a": 10, "b": 20}, 100) == {"a": 10, "b": 20}
+    assert shares({"a": 1000, "b": 10, "c": 0}, 101) == {"a": 100, "b": 1, "c": 0}
+    assert shares({"a": 1000, "b": 1}, 1) == {"a": 1, "b": 1}
+
+
+def reader(cluster: Cluster, **more: Any) -> StreamReader:
+    found = ReadOptions.parse(options(cluster, **more), streaming=True)
+    return StreamReader(found, schema_of(found))
+
+
+def rows(made: StreamReader, start: Any, end: Any) -> list[int]:
+    parts = made.partitions(start, end)
+    return [seq for part in parts for batch in made.read(part) for seq in batch.column("seq").to_pylist()]
+
+
+def test_a_query_begins_where_it_is_told(cluster: Cluster) -> None:
+    name = fresh(cluster, "begins", 30)
+    for starting, seq in (("earliest", 1), ("latest", 31), (f'{{"{name}": 7}}', 7), (None, 31)):
+        made = reader(cluster, subscribe=name, **({"startingOffsets": starting} if starting else {}))
+        begin = made.initialOffset()
+        assert begin[name]["seq"] == seq
+        end = made.latestOffset(begin, ReadAllAvailable())
+        assert rows(made, begin, end) == list(range(seq, 31))
+        assert made.latestOffset(end, ReadAllAvailable()) == end  # nothing new: no new offset
+        made.stop()
+    made = reader(cluster, subscribe=name, startingOffsets='{"other": 7}')
+    with pytest.raises(BadInput, match="names 'other'"):
+        made.initialOffset()
+    made.stop()
+    with pytest.raises(UnknownStream, match="did you mean 'begins'"):
+        reader(cluster, subscribe="begin")
+
+
+def test_a_limit_and_available_now_bound_a_batch(cluster: Cluster) -> None:
+    name = fresh(cluster, "bounded", 30)
+    made = reader(cluster, subscribe=name, startingOffsets="earliest", maxOffsetsPerTrigger="8")
+    limit = made.getDefaultReadLimit()
+    assert limit == ReadMaxRows(8)
+    made.prepareForTriggerAvailableNow()
+    with cluster.connect() as t:
+        t.publish_table(name, table(5, 30))
+    offsets = [made.initialOffset()]
+    while (end := made.latestOffset(offsets[-1], limit)) != offsets[-1]:
+        offsets.append(end)
+    assert [each[name]["seq"] for each in offsets] == [1, 9, 17, 25, 31]
+    assert made.reportLatestOffset()[name]["seq"] == 36
+    made.stop()
+
+
+def test_a_batch_read_ends_where_it_is_told(cluster: Cluster) -> None:
+    name = fresh(cluster, "ends", 30)
+    given = options(cluster, subscribe=name, startingOffsets=f'{{"{name}": 3}}')
+    schema = schema_of(ReadOptions.parse(given))
+    for ending, hi in ((f'{{"{name}": 9}}', 9), ("latest", 31)):
+        made = BatchReader(ReadOptions.parse(given | {"endingOffsets": ending}, streaming=False), schema)
+        found = [seq for part in made.partitions() for b in made.read(part) for seq in b.column("seq").to_pylist()]
+        assert found == list(range(3, hi))
+    made = BatchReader(ReadOptions.parse(given | {"endingOffsets": f'{{"{name}": 99}}'}, streaming=False), schema)
+    with pytest.raises(BadInput, match="ends at 31, not 99"):
+        made.partitions()
+
+
+def test_a_checkpoint_counts_more_than_starting_offsets(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    name = fresh(cluster, "ignored", 10)
+    made = reader(cluster, subscribe=name, startingOffsets="earliest")
+    with caplog.at_level(logging.WARNING, "tidings.spark"):
+        made.latestOffset({name: at(5, lease="")}, ReadAllAvailable())
+    assert "startingOffsets is ignored" in caplog.text and "'ignored': 5" in caplog.text
+    made.stop()
+
+
+def test_what_is_lost_fails_the_query_and_what_is_collected_does_not(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = fresh(cluster, "losses", 10)
+    with cluster.connect() as t:
+        t.collect(name, before=8)
+    made = reader(cluster, subscribe=name, startingOffsets="earliest")
+    begin = made.initialOffset()
+    assert rows(made, begin, made.latestOffset(begin, ReadAllAvailable())) == [8, 9, 10, 11]
+    made.stop()
+    ahead = {name: at(50, lease="")}
+    made = reader(cluster, subscribe=name)
+    with pytest.raises(DataLoss, match=r"\[12, 50\) is lost"):
+        made.latestOffset(ahead, ReadAllAvailable())
+    made.stop()
+    made = reader(cluster, subscribe=name, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "tidings.spark"):
+        made.latestOffset(ahead, ReadAllAvailable())
+    assert "going on at 12" in caplog.text
+    made.stop()
+
+
+class Holed(Rows):
+    """Rows of a range of which a part was declared lost."""
+
+    lost = ((3, 5),)
+
+
+def test_a_range_that_was_declared_lost_is_named() -> None:
+    span = Holed(Span.of("prices", 1, data_rows(1, None, [b""] * 9)))
+    with pytest.raises(DataLoss, match=r"'prices': \[3, 5\) was declared lost"):
+        judge(span, ReadOptions.parse(GIVEN))
+    judge(span, ReadOptions.parse(GIVEN | {"failOnDataLoss": "false"}))
+    judge(Rows(span.span), ReadOptions.parse(GIVEN))
+
+
+def test_a_lease_is_resumed_after_a_restart_and_moves_with_commits(cluster: Cluster) -> None:
+    name = fresh(cluster, "resumed", 60, gc="by-key")
+    first = reader(cluster, subscribe=name, startingOffsets="earliest")
+    begin = first.initialOffset()
+    end = first.latestOffset(begin, ReadAllAvailable())
+    once = rows(first, begin, end)
+    first.stop()
+    with cluster.connect() as t:
+        t.publish_table(name, table(60, 60))
+    second = reader(cluster, subscribe=name)
+    assert rows(second, begin, end) == once == list(range(11, 61))
+    later = second.latestOffset(end, ReadAllAvailable())
+    assert later[name]["lease"] == end[name]["lease"] and later[name]["asof"] == 121
+    second.commit(later)
+    until_forgotten(cluster, name, end[name]["asof"])
+    with pytest.raises(LeaseExpired, match="are forgotten"):
+        rows(second, begin, end)
+    second.stop()
+
+
+def test_a_task_that_gets_nothing_says_so(cluster: Cluster) -> None:
+    name = fresh(cluster, "silent", 3)
+    made = reader(cluster, subscribe=name, timeoutSeconds="0.5")
+    with pytest.raises(Exception, match=r"nothing of \[1, 9\) as of 9 came for 0.5 s"):
+        list(made.read(Range(name, 1, 9, 9, "", 0)))
