@@ -229,7 +229,7 @@ class Archive:
                     "startingOffsets": json.dumps({each.name: snapshot.end(each.name) for each in group}),
                     "maxOffsetsPerTrigger": str(BATCH),
                     "leaseSeconds": str(ATTEMPT),
-                    "archive": "true",
+                    "archive": json.dumps({each.name: source.leases[each.name].asof for each in group}),
                 }
                 rows = self.spark.readStream.format("tidings").options(**options).load()
                 self._running.add(name)
