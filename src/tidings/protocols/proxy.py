@@ -20,7 +20,7 @@ from tidings.core.filters import ARROW, parse_attributes
 from tidings.core.filters import parse as parse_filter
 from tidings.core.gc import GcPolicy, due_before
 from tidings.core.history import History
-from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_hidden
+from tidings.core.ids import FIRST, NEVER, NodeId, RegionId, StreamId, is_hidden
 from tidings.core.predicates import predicates_in
 from tidings.core.rows import ROW_SCHEMA, WHERE, ArrowRows, CountedRows, Origin, Rows, before_rows
 from tidings.core.span import MESSAGE_BYTES, Span
@@ -29,6 +29,7 @@ from tidings.protocols.catalog import (
     PREFIX,
     Because,
     Catalog,
+    DeclareLost,
     Define,
     Defined,
     Describe,
@@ -157,7 +158,7 @@ SUBSCRIPTIONS = frozenset({Follow, Consumed, Unfollow, FeedTick})
 HEAD_ONLY = frozenset(
     {
         *(Publish, OpenSession, Define, OpenCursor, SaveCursor, Receipts, Lease, Release),
-        *(StageRows, CommitBatch, AbortBatch),
+        *(StageRows, CommitBatch, AbortBatch, DeclareLost),
     }
 )
 INTER_REGION = frozenset({Know, Done, Advertise, Subscribe, Unsubscribe, Solicit, AdvertiseTick, PumpTick})
@@ -320,6 +321,7 @@ class Proxy:
         parts = item.record.parts
         known = [(part, self.log.histories[part.stream]) for part in parts if part.stream in self.log.histories]
         out += [Report("asof_above_horizon") for part, history in known if part.asof > history.horizon]
+        out += [Report("lost", part.lost_count) for part, _ in known if part.lost]
         for stream in dict.fromkeys(part.stream for part, _ in known):
             if stream in self.owners:
                 out.extend(self.inter_region.committed(stream))
@@ -368,6 +370,8 @@ class Proxy:
             return self._open_session(now, src, message)
         if isinstance(message, Define):
             return self._define(now, src, message)
+        if isinstance(message, DeclareLost):
+            return self._declare_lost(now, src, message)
         if isinstance(message, OpenCursor | SaveCursor):
             return self._cursor(now, src, message)
         if isinstance(message, Receipts):
@@ -541,6 +545,22 @@ class Proxy:
         effects = self._append(now, [part], None)
         return [*effects, *self._answer(src, self.log.last, Defined(request.nonce, definition))]
 
+    def _declare_lost(self, now: Time, src: NodeId, request: DeclareLost) -> Effects:
+        """Write down for good that nobody has a range which begins where the stream ends; asked again, say so again."""
+        stream = self.streams.get(request.stream)
+        if stream is None or stream.region != self.region or stream.deleted:
+            return [Send(src, NotDefined(request.nonce, f"region {self.region} has no stream {request.stream!r}"))]
+        history, end = self.log.histories[stream.name], self.log.ends[stream.name]
+        if self.chain.busy or self.sinks.busy(stream.name) or end > history.horizon:
+            return [Report("declare_busy")]  # asked again later
+        lo, hi = request.lo, request.hi
+        if history.is_lost(lo, hi):
+            return [Send(src, Defined(request.nonce, stream))]
+        if reason := _refused_loss(stream, end, lo, hi):
+            return self._answer_as_head(now, src, NotDefined(request.nonce, reason))
+        effects = self._append(now, [Span.declared_lost(stream.name, lo, hi)], None)
+        return [*effects, *self._answer(src, self.log.last, Defined(request.nonce, stream))]
+
     def _cursor(self, now: Time, src: NodeId, message: OpenCursor | SaveCursor) -> Effects:
         """Move a durable subscription, or hand it to another holder."""
         if self.chain.busy:
@@ -649,7 +669,9 @@ class Proxy:
             others = [self.inter_region.peers[name] for name in sorted(self.inter_region.peers)]
             told = [*[stream for stream in self.streams.values() if not stream.deleted], self.receipts]
             known = {each.name: self.log.histories[each.name] for each in told if each.name in self.log.histories}
-            states = {name: StreamState(h.horizon, h.live, h.collected, h.low, h.floor) for name, h in known.items()}
+            states = {
+                name: StreamState(h.horizon, h.live, h.collected, h.low, h.floor, h.lost) for name, h in known.items()
+            }
             leases = [
                 LeaseState(name, e.stream, e.asof, e.ttl, e.bytes, self.held.get(name, 0))
                 for name, e in self.leased.items()
@@ -667,6 +689,8 @@ class Proxy:
         killer = history.killer(message.seq)
         if killer is None:
             return Because(message.stream, message.seq, "row")
+        if killer == "lost":
+            return Because(message.stream, message.seq, "lost")
         return Because(message.stream, message.seq, "collected", None if killer == "gone" else killer)
 
     # --- upkeep -----------------------------------------------------------------------------------------
@@ -705,6 +729,19 @@ class Proxy:
             tick = self.clocks[stream].next(now) if stream in self.clocks else 0
             rows = before_rows(lo, [before], Origin(lo, lo + 1, OWNER, tick, lo, tick, now, self.region))
         return Span.of(stream, lo, rows)
+
+
+def _refused_loss(stream: StreamDef, end: int, lo: int, hi: int) -> str:
+    """Why a range of a stream that ends at ``end`` cannot be declared lost, or ""."""
+    if stream.counted:
+        return f"stream {stream.name!r} only counts its events, so a part of them cannot be lost"
+    if not FIRST <= lo < hi < NEVER:
+        return f"[{lo}, {hi}) is not a range of numbers"
+    if lo < end:
+        return f"stream {stream.name!r}: everything below {end} is known, and what is known is not lost"
+    if lo > end:
+        return f"stream {stream.name!r} ends at {end}: declare [{end}, {hi}), or [{end}, {lo}) would be a hole"
+    return ""
 
 
 def _parts_of(stream: StreamId, fresh: list[Committed]) -> list[Span]:
