@@ -105,6 +105,7 @@ from tidings.protocols.publishing import (
     PUBLISHERS,
     REMEMBERED,
     Batch,
+    Entry,
     NotHead,
     OpenSession,
     Publish,
@@ -120,6 +121,7 @@ from tidings.protocols.pull import PullProxy, PullSettings
 from tidings.protocols.receipts import Receipts, ReceiptSettings, ReceiptsKept, receipt_rows
 from tidings.protocols.receipts import definition as receipts_definition
 from tidings.protocols.receipts import sound as sound_receipts
+from tidings.protocols.recovery import Recovery, RecoverySettings
 from tidings.protocols.sinks import (
     SINKS,
     STAGED,
@@ -180,6 +182,7 @@ class ProxySettings(Value, frozen=True, gc=False):
     receipts: ReceiptSettings = ReceiptSettings()
     leases: LeaseSettings = LeaseSettings()
     sinks: SinkSettings = SinkSettings()
+    recovery: RecoverySettings = RecoverySettings()
     maintain: float = 0.5
 
 
@@ -235,6 +238,7 @@ class Proxy:
             lambda: self.chain.busy,
             settings.inter_region,
         )
+        self.recovery = Recovery(region, self.log, owners, self.streams, self.inter_region, settings.recovery)
         self.views = Views(me, region, settings.views, rng, self.chain.membership, replica=True)
         self.pull = PullProxy(me, settings.pull, self.views, rng, self.log.histories)
         self.publishers = Publishers(settings.publish)
@@ -313,7 +317,7 @@ class Proxy:
                 out.extend(self._chain(now, self.chain.append(effect.item.spans)))
             else:
                 out.append(effect)
-        return out
+        return [*out, *self._settle(now)] if self.recovery.active else out
 
     def _committed(self, now: Time, item: Committed, fresh: list[Committed]) -> list[Effect]:
         """A record has entered the histories, as all ``fresh`` ones have."""
@@ -337,6 +341,7 @@ class Proxy:
         if self.chain.is_head and self.led is None:
             self._take_the_lead(now)
         elif not self.chain.is_head:
+            self.recovery.end()
             self.led = None
             self.barrier = 0
             self.waiting.clear()
@@ -345,12 +350,25 @@ class Proxy:
     def _take_the_lead(self, now: Time) -> None:
         """A new head remembers publishers, cursors, leases and ticks from history and log, committed or not."""
         self.led = self.log.last
+        self.recovery.begin(now)
         self.publishers.load(self._all_rows(PUBLISHERS))
         self.cursors.load(self._all_rows(CURSORS))
         self.leases.load(now, self._all_rows(LEASES))
         self.sinks.load(self._all_rows(SINKS), self._all_rows(STAGES))
         for stream, clock in self.clocks.items():
             clock.observe(self.log.ticks[stream])
+
+    def _settle(self, now: Time) -> list[Effect]:
+        """Begin to number events, if all that the peers had of this region's streams is here, or cannot be had."""
+        losses = None if self.chain.busy else self.recovery.losses(now)
+        if losses is None:
+            return []
+        self.recovery.end()
+        for stream, clock in self.clocks.items():
+            clock.observe(self.log.ticks[stream])
+        self.publishers.entries[OWNER] = Entry(1, 0, self.log.last + 1, 1, (), now)
+        effects = self._append(now, losses, OWNER)
+        return [*effects, *self.inter_region.adopted(), Report("settled"), *[Report("declared_lost") for _ in losses]]
 
     def _all_rows(self, stream: StreamId) -> list[Rows]:
         """What history and log hold of an internal stream, committed or not, oldest first."""
@@ -366,6 +384,8 @@ class Proxy:
             membership = self.chain.membership
             known = membership.epoch > 0 and membership.head != self.me  # a head that is not sure yet says nothing
             return [Send(src, NotHead(membership))] if known else NOTHING
+        if self.recovery.active:
+            return [Report("recovering")]  # asked again later
         if isinstance(message, OpenSession):
             return self._open_session(now, src, message)
         if isinstance(message, Define):
@@ -698,6 +718,8 @@ class Proxy:
     def _maintain(self, now: Time) -> list[Effect]:
         out: list[Effect] = [SetTimer(self.settings.maintain, MaintainTick())]
         self.publishers.expire(now)
+        if self.recovery.active:
+            out.extend(self._settle(now))
         if self.leased:
             self._weigh()
         if self.chain.is_head and self.leases.entries and not self.chain.busy:
@@ -717,7 +739,7 @@ class Proxy:
     def _collects(self, stream: StreamId) -> bool:
         """Whether it is for this region to publish what a stream's policy owes."""
         ours = stream in self.clocks or stream in (PUBLISHERS, self.receipts.name)
-        return ours and not self.sinks.busy(stream)
+        return ours and not self.sinks.busy(stream) and not self.recovery.active
 
     def _before(self, now: Time, stream: StreamId, before: int) -> Span:
         """The owner's own collecting event, as a policy demands (A1.43)."""
