@@ -11,6 +11,7 @@ import pytest
 
 from tidings.check import DELIVERED, PUBLISHED, Fault, Trace, table
 from tidings.check.audit import Findings, Verdict, audit
+from tidings.check.tables import LOST
 from tidings.core.hashing import WORD, hash_sum, row_hashes
 
 Row = dict[str, Any]
@@ -227,3 +228,37 @@ def test_a_gone_number_between_hides_who_collected_the_others() -> None:
         "picky": Verdict.PROVED,
         "between": Verdict.UNVERIFIABLE,
     }
+
+
+def lose(run: Run, lo: int, hi: int) -> None:
+    """The owner declares a range lost, which the published table then has as one run."""
+    run.events = [each for each in run.events if not lo <= each["seq"] < hi]
+    run.events.append({"stream": "s", "seq": lo, "count": hi - lo, "kind": LOST})
+
+
+def test_what_was_declared_lost_is_named_and_is_neither_proved_nor_a_violation() -> None:
+    run = Run()
+    lose(run, 9, 11)  # 9 and 10; without 10 nothing collects 4
+    run.receipts = [run.of("live", n) for n in (1, 2, 3)]
+    run.receipts.append(run.of("live", 3) | {"n": 4, "lo": 9, "hi": 11, "asof": 9, "rows": 0, "hash_sum": 0})
+    found = run.audit()
+    assert found.violations == []
+    assert [(pair.verdict, pair.lost, pair.events) for pair in found.pairs] == [(Verdict.LOST, 2, 10)]
+
+
+def test_who_was_handed_what_was_lost_later_is_not_accused() -> None:
+    run = Run()
+    lose(run, 9, 11)
+    run.receipts = [each for each in run.receipts if each["subscriber"] == "live"]
+    found = run.audit()
+    assert found.violations == [] and verdicts(found) == {"live": Verdict.LOST}
+
+
+def test_a_row_that_is_missing_beside_a_loss_is_a_violation() -> None:
+    run = Run()
+    lose(run, 9, 11)
+    run.receipts = [run.of("live", n) for n in (1, 2, 3)]
+    run.of("live", 2)["rows"] -= 1
+    found = run.audit()
+    assert [each.fault for each in found.violations] == [Fault.MISSING]
+    assert verdicts(found) == {"live": Verdict.VIOLATED}

@@ -233,6 +233,17 @@ def test_missing_numbers_are_harmless_only_where_a_later_event_has_the_key(gc: s
     run(main())
 
 
+def test_what_is_lost_may_have_named_any_key() -> None:
+    async def main() -> None:
+        line, database = Line("by-key"), Database()
+        async with await made(line, database) as cache:
+            await cache.get(b"a")
+            await line.says(Span.declared_lost("s", 1, 4))
+            assert len(cache) == 0
+
+    run(main())
+
+
 def test_the_cache_is_bounded_and_keeps_what_was_used_last() -> None:
     async def main() -> None:
         line = Line()

@@ -609,3 +609,84 @@ def test_what_collects_fast_is_purged_as_it_comes() -> None:
         history.tidy()
         assert history.rows_stored <= 6 * 65536
     assert history.live == 4096
+
+
+# --- lost -----------------------------------------------------------------------------------------------
+
+
+def holed() -> History:
+    """A by-key history of [1, 9) of which [3, 6) is lost; row 7 collects row 2."""
+    history = History("s", GcPolicy.parse("by-key"))
+    history.accept(Span.of("s", 1, data_rows(1, [b"a", b"b"], [b"1", b"2"])))
+    history.accept(Span.declared_lost("s", 3, 6))
+    history.accept(Span.of("s", 6, data_rows(6, [b"c", b"b", b"d"], [b"6", b"7", b"8"])))
+    return history
+
+
+def test_the_horizon_passes_a_lost_range_which_is_neither_live_nor_collected() -> None:
+    history = holed()
+    assert (history.horizon, history.live, history.collected, history.lost) == (9, 4, 1, 3)
+    assert [history.killer(seq) for seq in range(1, 9)] == [None, 7, "lost", "lost", "lost", None, None, None]
+    assert history.is_lost(3, 6) and history.is_lost(4, 5) and not history.is_lost(2, 4) and not history.is_lost(3, 3)
+
+
+def test_what_is_lost_is_told_as_of_every_number_and_does_not_raise_the_floor() -> None:
+    history = holed()
+    assert history.floor == 1
+    for asof in (3, 7, 9):
+        span = history.rows(1, 9, asof)
+        assert span.lost == ((3, 6),) and not span.rows.slice(3, 6).count
+    assert history.rows(4, 9, 9).lost == ((4, 6),) and history.rows(6, 9, 9).lost == ()
+    history.purge()
+    (told,) = history.know(1, 9)
+    assert told.lost == ((3, 6),) and told.rows.numbers.tolist() == [1, 6, 7, 8]
+
+
+def test_who_takes_in_what_another_tells_knows_of_the_same_loss() -> None:
+    mirror = History("s", GcPolicy.parse("by-key"))
+    for span in holed().know(1, 9, 2):
+        mirror.accept(span)
+    while mirror.horizon < 9:
+        for span in holed().know(mirror.horizon, 9, 2):
+            mirror.accept(span)
+    assert mirror.lost == 3 and mirror.know(1, 9) == holed().know(1, 9)
+
+
+def test_a_loss_changes_nothing_that_is_known_and_what_comes_late_does_not_undo_it() -> None:
+    known = History("s")
+    known.accept(Span.of("s", 1, data_rows(1, None, [b""] * 8)))
+    assert known.accept(Span.declared_lost("s", 3, 6)) is None
+    assert known.lost == 0 and known.live == 8
+    history = holed()
+    assert history.accept(Span.of("s", 3, data_rows(3, [b"x", b"y"], [b"", b""]))) is None
+    assert history.is_lost(3, 6) and history.live == 4
+
+
+def test_numbers_up_to_an_asof_beyond_the_horizon_can_be_lost() -> None:
+    history = History("s", GcPolicy.parse("by-key"))
+    history.accept(
+        Span("s", 1, 4, 7, data_rows(1, [b"a"], [b"1"]))
+    )  # what collected 2 and 3 is not there, and never will be
+    history.accept(Span.declared_lost("s", 4, 7))
+    history.accept(Span.of("s", 7, data_rows(7, [b"a"], [b"7"])))
+    assert (history.horizon, history.floor, history.lost) == (8, 7, 3)
+    assert history.rows(1, 8, 8).rows.numbers.tolist() == [7]
+
+
+@pytest.mark.parametrize("lost", [((0, 2),), ((2, 2),), ((3, 5), (4, 6)), ((8, 10),), ((1, 2),)])
+def test_lost_ranges_that_make_no_sense_are_refused(lost: tuple[tuple[int, int], ...]) -> None:
+    history = History("s")
+    with pytest.raises(BadInput, match="cannot be what is lost"):
+        history.accept(Span("s", 1, 9, 9, data_rows(1, None, [b""]), lost=lost))
+    assert history.horizon == 1
+
+
+def test_a_row_that_is_missing_without_loss_or_collector_is_still_refused() -> None:
+    history = History("s")
+    with pytest.raises(Contradiction, match="nothing to collect"):
+        history.accept(Span("s", 1, 9, 1, data_rows(1, None, [b""]), lost=((3, 9),)))
+
+
+def test_counted_rows_cannot_be_lost_in_part() -> None:
+    with pytest.raises(BadInput, match="counted"):
+        History("s", counted=True).accept(Span.declared_lost("s", 1, 4))

@@ -393,3 +393,12 @@ def test_rows_are_encoded_once_and_renumbered_rows_get_their_own_numbers_and_ori
             again = decode_rows(*[encode_rows(moved)[0], b"".join(encode_rows(moved)[1])])
             assert again == fresh and encode_rows(moved)[0] == encode_rows(fresh)[0]
         assert encode_rows(came)[0] == head
+
+
+def test_lost_ranges_come_back_and_ranges_that_cannot_be_lost_are_refused() -> None:
+    span = Span("s", 1, 9, 9, data_rows(1, None, [b"a", b"b"]), lost=((3, 5), (7, 9)))
+    head, body = encode_span(span)
+    assert decode_span(head, b"".join(body)) == span
+    for lost in (((0, 1),), ((5, 3),), ((3, 5), (4, 6)), ((8, 10),), ((2, 4),)):
+        with pytest.raises(Corrupt, match="cannot be what is lost"):
+            decode_span(msgspec.structs.replace(head, lost=lost), b"".join(body))

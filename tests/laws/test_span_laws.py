@@ -416,6 +416,85 @@ def test_a_contradiction_names_stream_range_asof_and_row() -> None:
     assert refuses([older], [newer]) == "prices [4, 9): row 5 is there as of 30 but not as of 20"
 
 
+# --- lost -----------------------------------------------------------------------------------------------
+
+
+def without(span: Span, lo: int, hi: int) -> Span:
+    """The span with a part of it declared lost."""
+    rows = span.rows
+    kept = rows.take((rows.numbers < lo) | (rows.numbers >= hi))
+    return Span(span.stream, span.lo, span.hi, span.asof, kept, span.lens, ((lo, hi),))
+
+
+@st.composite
+def lossy(draw: st.DrawFn, world: World) -> list[Span]:
+    """A true knowledge list, of which parts are lost where it was made."""
+    out = []
+    for span in draw(knowledge(world)):
+        lo = span.lo if world.counted else draw(st.integers(span.lo, span.hi - 1))
+        hi = span.hi if world.counted else draw(st.integers(lo + 1, span.hi))
+        out.append(without(span, lo, hi) if draw(st.booleans()) else span)
+    return out
+
+
+@st.composite
+def lossy_worlds(draw: st.DrawFn, lists: int) -> tuple[World, list[list[Span]]]:
+    world = draw(worlds())
+    return world, [draw(lossy(world)) for _ in range(lists)]
+
+
+def numbers_lost(known: Iterable[Span]) -> set[int]:
+    return {seq for span in known for lo, hi in span.lost for seq in range(lo, hi)}
+
+
+@laws
+@given(lossy_worlds(3))
+def test_join_with_lost_ranges_is_associative_commutative_and_idempotent(
+    drawn: tuple[World, list[list[Span]]],
+) -> None:
+    _, (a, b, c) = drawn
+    assert join(join(a, b), c) == join(a, join(b, c))
+    assert join(a, b) == join(b, a)
+    known = join(a, b)
+    assert join(known, known) == join(known, a) == known
+    assert [span.digest for span in known] == [span.digest for span in join(b, a)]
+
+
+@laws
+@given(lossy_worlds(2))
+def test_lost_fills_only_what_is_unknown(drawn: tuple[World, list[list[Span]]]) -> None:
+    world, (a, b) = drawn
+    known = join(a, b)
+    covered = claims(a).keys() | claims(b).keys()
+    sure = {seq for side in (a, b) for seq in claims(side).keys() - numbers_lost(side)}
+    assert claims(known).keys() == covered
+    assert numbers_lost(known) == covered - sure
+    assert all(present == world.alive(seq, asof) for seq, (asof, present) in claims(known).items() if seq in sure)
+    assert all(not span.lost or span.lost == ((span.lo, span.hi),) for span in known), "a span of its own"
+
+
+@laws
+@given(st.data())
+def test_what_is_lost_is_sliced_filtered_and_collected_with_its_span(data: st.DataObject) -> None:
+    world = data.draw(worlds(counted=False))
+    span = data.draw(spans(world))
+    first = data.draw(st.integers(span.lo, span.hi - 1))
+    holed = without(span, first, data.draw(st.integers(first + 1, span.hi)))
+    lo = data.draw(st.integers(span.lo, span.hi - 1))
+    hi = data.draw(st.integers(lo + 1, span.hi))
+    inside = {seq for seq in numbers_lost([holed]) if lo <= seq < hi}
+    part = holed.slice(lo, hi)
+    assert numbers_lost([part]) == inside == numbers_lost([thirds(part)])
+    assert part.collect(world.end, np.zeros(part.rows.count, dtype=bool)).lost == part.lost
+    assert part.digest != span.slice(lo, hi).digest or not inside
+
+
+def test_a_declared_loss_is_full_because_nothing_in_it_was_collected() -> None:
+    loss = Span.declared_lost(STREAM, 5, 9)
+    assert loss.full and loss.empty and loss.lost_count == 4
+    assert not Span(STREAM, 5, 9, 9, NO_ROWS).full
+
+
 # --- compact --------------------------------------------------------------------------------------------
 
 

@@ -42,10 +42,14 @@ def test_up_status_stream_and_down(tmp_path: Path) -> None:
         altered = tidings_json("stream", "alter", "prices", "--attrs", "loc string, price double", *where)
         assert altered["attrs"] == "loc string, price double"
         assert tidings_json("stream", "list", *where) == {"streams": [altered]}
+        declared = tidings_json("stream", "declare-lost", "prices", "--from", 1, "--to", 4, *where)
+        assert declared == {"name": "prices", "region": "r0", "lo": 1, "hi": 4}
+        assert "below 4 is known" in tidings("stream", "declare-lost", "prices", "--from", 2, "--to", 9, *where, code=1)
         status = tidings_json("status", *where)
+        assert status["streams"][0]["lost"] == 3
         [region] = status["regions"]
         assert [each["id"] for each in region["replicas"]] == ["r0/p0"]
-        assert status["streams"][0]["horizon"] == {"r0": 1}
+        assert status["streams"][0]["horizon"] == {"r0": 4}
         assert "up --lab" in tidings("fault", "kill", "r0/p0", *where, code=1)
         assert "last replica" in tidings("replica", "remove", "r0/p0", *where, code=1)
         tidings("stream", "delete", "prices", *where)

@@ -11,11 +11,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark.rig import Cluster, fresh, options, table, until_forgotten
 from tidings.client.errors import BadInput, LeaseExpired, UnknownStream
-from tidings.client.events import Rows
-from tidings.core.rows import data_rows
-from tidings.core.span import Span
+from tidings.server.looking import Target, declare_lost
 from tidings.spark.options import ReadOptions
-from tidings.spark.source import BatchReader, DataLoss, Range, StreamReader, judge, plan, schema_of, shares
+from tidings.spark.source import BatchReader, DataLoss, Range, StreamReader, plan, schema_of, shares
 
 GIVEN = {"servers": "127.0.0.1:7400", "subscribe": "prices"}
 
@@ -178,18 +176,25 @@ def test_what_is_lost_fails_the_query_and_what_is_collected_does_not(
     made.stop()
 
 
-class Holed(Rows):
-    """Rows of a range of which a part was declared lost."""
-
-    lost = ((3, 5),)
-
-
-def test_a_range_that_was_declared_lost_is_named() -> None:
-    span = Holed(Span.of("prices", 1, data_rows(1, None, [b""] * 9)))
-    with pytest.raises(DataLoss, match=r"'prices': \[3, 5\) was declared lost"):
-        judge(span, ReadOptions.parse(GIVEN))
-    judge(span, ReadOptions.parse(GIVEN | {"failOnDataLoss": "false"}))
-    judge(Rows(span.span), ReadOptions.parse(GIVEN))
+def test_a_range_that_was_declared_lost_fails_a_query_and_is_named_or_is_skipped_with_a_warning(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = fresh(cluster, "declared", 10)
+    declare_lost(Target(cluster.local.files.root, None), name, 11, 21)
+    with cluster.connect() as t:
+        assert t.publish(name, payload=b"behind it").seq == 21
+    made = reader(cluster, subscribe=name, startingOffsets="earliest")
+    begin = made.initialOffset()
+    end = made.latestOffset(begin, ReadAllAvailable())
+    with pytest.raises(DataLoss, match=rf"'{name}': \[11, 21\) was declared lost"):
+        rows(made, begin, end)
+    made.stop()
+    made = reader(cluster, subscribe=name, startingOffsets="earliest", failOnDataLoss="false")
+    begin = made.initialOffset()
+    with caplog.at_level(logging.WARNING, "tidings.spark"):
+        assert rows(made, begin, made.latestOffset(begin, ReadAllAvailable())) == [*range(1, 11), 21]
+    assert "[11, 21) was declared lost" in caplog.text
+    made.stop()
 
 
 def test_a_lease_is_resumed_after_a_restart_and_moves_with_commits(cluster: Cluster) -> None:

@@ -47,7 +47,9 @@ def test_a_new_cluster_begins_with_what_is_in_the_lake(tmp_path: Path) -> None:
             await cluster.kill("r1/head")
             async with connect(cluster.url("r0"), timeout=30.0) as t:
                 async with t.subscribe("plain", start="earliest") as sub, asyncio.timeout(20):
-                    assert [(await sub.next()).seq for _ in range(5)] == [1, 2, 3, 4, 7]
+                    found = [await sub.next() for _ in range(6)]
+                assert [(event.seq, event.kind) for event in found[3:]] == [(4, "data"), (5, "lost"), (7, "data")]
+                assert dict(found[4].attrs) == {"lo": 5, "hi": 7} and (await t.why("plain", 6)).state == "lost"
                 assert (await t.why("prices", 9)).state == "collected"
 
     asyncio.run(main())

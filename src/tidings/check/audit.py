@@ -1,4 +1,4 @@
-"""The audit of deliveries: for every subscriber and stream proved, violated or unverifiable, and why.
+"""The audit of deliveries: for every subscriber and stream proved, violated, lost or unverifiable, and why.
 
 `audit` judges one or several streams by the invariants that are about receipts. Besides the trace it is told where
 each stream *ends* as its owner knows it: a receipt beyond that is for something never published, one that lies only
@@ -7,10 +7,12 @@ beyond what the published table has got to cannot be judged yet. What it adds to
 - copies of one receipt say one thing: they count once;
 - receipts are numbered without holes within an incarnation, so a missing number is a receipt that was not kept. What
   lies there is unverifiable, and not a gap in delivery;
+- numbers that their owner has declared lost are counted: whoever was to be handed one of them is not proved;
 - a receipt that depends on numbers of which nothing is known (``gone``), on a filter that cannot be evaluated, or on
   what is not in the table yet, is unverifiable.
 
-Violated is whoever has a violation, unverifiable whoever has none but something unverifiable, proved everybody else.
+Violated is whoever has a violation; lost whoever has none, but lost numbers; unverifiable whoever has neither, but
+something unverifiable; proved everybody else.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ class Verdict(StrEnum):
 
     PROVED = "proved"
     VIOLATED = "violated"
+    LOST = "lost"
     UNVERIFIABLE = "unverifiable"
+
+    @classmethod
+    def of(cls, violations: int, lost: int, unsure: int) -> Verdict:
+        """The verdict on a subscriber and a stream with so much of each."""
+        return cls.VIOLATED if violations else cls.LOST if lost else cls.UNVERIFIABLE if unsure else cls.PROVED
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,7 @@ class Pair:
     events: int  # numbers that it was told of
     rows: int
     unverifiable: int  # of the numbers, those in receipts that cannot be judged
+    lost: int  # of the numbers, those that were declared lost
     unkept: int  # receipts that are missing
     violations: int
 
@@ -71,8 +80,13 @@ def audit(trace: Trace, ends: Mapping[StreamId, int]) -> Findings:
     whole = replace(trace, delivered=receipts)
     found = [*integrity(here), *finality(here), *missing(here), *no_duplication(whole), *order(whole)]
     found += gaps(_cut_at_unkept(receipts))
-    unsure = [seen.filter(pa.array(~comparable)) for seen, _, _, comparable in judged(here)]
-    return Findings(_pairs(receipts, pa.concat_tables([*unsure, receipts.filter(pa.array(early))]), found), found)
+    unsure = [receipts.filter(pa.array(early))]
+    lost = Counter[tuple[str, str]]()
+    for seen, _, expected, comparable in judged(here):
+        unsure.append(seen.filter(pa.array(~comparable)))
+        for at in np.flatnonzero(expected.lost).tolist():
+            lost[seen["subscriber"][at].as_py(), seen["stream"][at].as_py()] += int(expected.lost[at])
+    return Findings(_pairs(receipts, pa.concat_tables(unsure), lost, found), found)
 
 
 def distinct(receipts: pa.Table) -> pa.Table:
@@ -111,7 +125,7 @@ def _in_order(receipts: pa.Table) -> tuple[Ints, Mask, Mask]:
     return by, new, hole
 
 
-def _pairs(receipts: pa.Table, unsure: pa.Table, found: list[Violation]) -> list[Pair]:
+def _pairs(receipts: pa.Table, unsure: pa.Table, lost: Counter[tuple[str, str]], found: list[Violation]) -> list[Pair]:
     numbers = pc.subtract(receipts["hi"], receipts["lo"])
     by, _, hole = _in_order(receipts)
     unkept = np.zeros(len(by), np.int64)
@@ -128,11 +142,7 @@ def _pairs(receipts: pa.Table, unsure: pa.Table, found: list[Violation]) -> list
     pairs = []
     for row in summed:
         key = row["subscriber"], row["stream"]
-        verdict = Verdict.PROVED
-        if wrong[key]:
-            verdict = Verdict.VIOLATED
-        elif doubt[key] or row["unkept_sum"]:
-            verdict = Verdict.UNVERIFIABLE
+        verdict = Verdict.of(wrong[key], lost[key], doubt[key] + row["unkept_sum"])
         pairs.append(
             Pair(
                 *key,
@@ -143,6 +153,7 @@ def _pairs(receipts: pa.Table, unsure: pa.Table, found: list[Violation]) -> list
                 events=row["events_sum"],
                 rows=row["rows_sum"],
                 unverifiable=doubt[key],
+                lost=lost[key],
                 unkept=row["unkept_sum"],
                 violations=wrong[key],
             )

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidings.check.survivors import Expected, Ints, Mask, Passing, Survivors, codes, hashes, ints, passing, valid
-from tidings.check.tables import ALIVE, LogEvent, Trace
+from tidings.check.tables import ALIVE, LOST, LogEvent, Trace
 from tidings.core.filters import parse, parse_attributes
 from tidings.core.ids import FIRST, NEVER, StreamId
 
@@ -60,6 +60,7 @@ def integrity(trace: Trace) -> list[Violation]:
     found = []
     for _, events, _ in _streams(trace):
         unsent = valid(events, "seq") & ~valid(events, "publisher") & ~valid(events, "gone")
+        unsent &= ints(events, "kind") != LOST
         found += _at("integrity", events, _EVENT, unsent, "committed, but no publisher sent it")
         found += _at("integrity", events, _EVENT, _altered(events), "committed with other content than was sent")
         committed = events.filter(events["seq"].is_valid())
@@ -147,7 +148,7 @@ def finality(trace: Trace) -> list[Violation]:
     found = []
     for receipts, _, expected, _ in judged(trace):  # no filter lets through what is not there
         rows, want, numbers = ints(receipts, "rows"), expected.rows, ints(receipts, "hi") - ints(receipts, "lo")
-        undead = (rows > want) & (rows <= numbers) & (expected.unknown == 0) & (expected.unsure == 0)
+        undead = (rows > want + expected.lost) & (rows <= numbers) & (expected.unknown == 0) & (expected.unsure == 0)
         detail = "{rows} rows, but only {want} survive"
         found += _at("finality", receipts, _RECEIPT, undead, detail, Fault.WRONG, rows=rows, want=want)
     return found

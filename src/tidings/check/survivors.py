@@ -15,6 +15,8 @@ Worked out from the published table alone and independently of `core.history`, w
 - Of a number that is *gone* as of A it is known that an event below A collects it, and that this event, or one that
   implies it and is still there, also collects whatever the gone one did. So receipts as of A or later can be judged
   without it; how many gone numbers an earlier one depends on is its ``unsure``.
+- A *lost* number has no row and collects nothing, as of every asof. Who was handed it before it was lost has up to so
+  many rows more: ``lost`` says how many numbers of a receipt that may be.
 - Through a filter only the rows that pass count; ``passing`` says which do.
 """
 
@@ -30,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tidings.check.tables import LOST
 from tidings.core.filters import AttrType, Filter, from_json
 from tidings.core.hashing import row_hashes
 from tidings.core.ids import FIRST, NEVER
@@ -85,6 +88,7 @@ class Expected:
     hash_sum: Hashes
     hashed: Mask  # whether hash_sum is known
     unknown: Ints  # how many of the receipt's numbers were never committed
+    lost: Ints  # how many of them their owner has declared lost
     unsure: Ints  # how many numbers decide about the receipt of which nothing is known: it cannot be judged
 
 
@@ -93,12 +97,17 @@ class Survivors:
 
     def __init__(self, published: pa.Table, policy: str, passing: Passing | None = None) -> None:
         rows = published.filter(published["seq"].is_valid()).sort_by("seq")
+        lost = rows.filter(pc.equal(rows["kind"], LOST))
+        self._lost, self._lost_counts = ints(lost, "seq"), ints(lost, "count")
+        self._lost_sums = prefix(self._lost_counts)
+        rows = rows.filter(pc.not_equal(rows["kind"], LOST))
         seq, count = ints(rows, "seq"), ints(rows, "count")
         if len(seq):  # where two events claim a number the first is believed; `integrity` reports it
             first = np.append(True, seq[1:] >= np.maximum.accumulate(seq + count)[:-1])
             rows, seq, count = rows.filter(pa.array(first)), seq[first], count[first]
         self.seq, self.count = seq, count
-        self.end = int(seq[-1] + count[-1]) if len(seq) else FIRST
+        ends = [seq[-1:] + count[-1:], self._lost[-1:] + self._lost_counts[-1:]]
+        self.end = int(np.concatenate(ends).max(initial=FIRST))
         self._numbers = prefix(count)
         known = valid(rows, "hash")
         gone = valid(rows, "gone")
@@ -125,11 +134,18 @@ class Survivors:
 
     def numbers(self, lo: Ints, hi: Ints) -> Ints:
         """How many numbers of each [lo, hi) are committed."""
-        return self._below(hi) - self._below(lo)
+        runs = self.seq, self.count, self._numbers
+        return _below(hi, *runs) - _below(lo, *runs)
+
+    def lost(self, lo: Ints, hi: Ints) -> Ints:
+        """How many numbers of each [lo, hi) are lost."""
+        runs = self._lost, self._lost_counts, self._lost_sums
+        return _below(hi, *runs) - _below(lo, *runs)
 
     def expect(self, lo: Ints, hi: Ints, asof: Ints) -> Expected:
         """The rows of each [lo, hi) that survive the collectors below its asof, counted and summed."""
-        first, unknown = lo, hi - lo - self.numbers(lo, hi)
+        first, lost = lo, self.lost(lo, hi)
+        unknown = hi - lo - self.numbers(lo, hi) - lost
         lo = np.minimum(np.maximum(lo, self._reach[np.searchsorted(self._collectors, asof)]), hi)
         numbers = self.numbers(lo, hi)
         start, stop = np.searchsorted(self.seq, lo), np.searchsorted(self.seq, hi)
@@ -146,6 +162,7 @@ class Survivors:
             hash_sum=self._hashes[stop] - self._hashes[start] - dead_sum,
             hashed=self._known[stop] - self._known[start] == numbers,
             unknown=unknown,
+            lost=lost,
             unsure=self._unsure(first, hi, asof),
         )
 
@@ -156,13 +173,14 @@ class Survivors:
         settled, _ = dominated(self._gone_at, no_weight, left, right, asof + 1)
         return right - left - settled
 
-    def _below(self, bound: Ints) -> Ints:
-        """How many committed numbers lie below a bound, which may fall inside a run."""
-        if not len(self.seq):
-            return np.zeros_like(bound)
-        run = np.maximum(np.searchsorted(self.seq, bound, side="right") - 1, 0)
-        below: Ints = self._numbers[run] + np.clip(bound - self.seq[run], 0, self.count[run])
-        return below
+
+def _below(bound: Ints, seq: Ints, count: Ints, sums: Ints) -> Ints:
+    """How many numbers of some runs, with the sums of their counts, lie below a bound, which may fall inside a run."""
+    if not len(seq):
+        return np.zeros_like(bound)
+    run = np.maximum(np.searchsorted(seq, bound, side="right") - 1, 0)
+    below: Ints = sums[run] + np.clip(bound - seq[run], 0, count[run])
+    return below
 
 
 def passing(lens: Filter, declared: Mapping[str, AttrType]) -> Passing | None:

@@ -10,6 +10,7 @@
 A null says what is not known: ``seq`` (never committed), ``publisher`` (committed, but nobody sent it), ``acked_seq``
 (never acknowledged), ``hash``, ``committed_hash``, ``hash_sum``, ``tick`` (counted rows: content is not compared).
 A row with ``gone`` is a number that whoever kept the table came too late for; of it nothing else is known.
+A row of kind `LOST` is a run of numbers that the stream's owner has declared lost: nobody has what they were.
 Hashes are 64 unsigned bits kept as int64, because Spark has no unsigned type; `table` converts.
 """
 
@@ -33,7 +34,7 @@ PUBLISHED = pa.schema(
         pa.field("stream", pa.string(), nullable=False),
         ("seq", pa.int64()),  # first number of the run in the committed stream
         pa.field("count", pa.int64(), nullable=False),
-        pa.field("kind", pa.int8(), nullable=False),  # as in core.rows: 0 data, 1 collector
+        pa.field("kind", pa.int8(), nullable=False),  # as in core.rows: 0 data, 1 collector; or LOST
         ("publisher", pa.string()),
         ("session", pa.int64()),
         ("number", pa.int64()),  # the publisher's own number of the first event of the run
@@ -85,6 +86,8 @@ GAUGE = pa.schema(
     ]
 )
 SCHEMAS = {"published": PUBLISHED, "delivered": DELIVERED, "log": LOG, "gauge": GAUGE}
+
+LOST = 2  # beside the kinds of rows; ours
 
 ALIVE = "alive:"  # gauge name before a stream's: the final horizon of a node that lived to the end
 

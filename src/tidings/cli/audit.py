@@ -28,10 +28,11 @@ def audit(
     master: Annotated[str, typer.Option(help="Where Spark runs.", metavar="MASTER")] = "local[2]",
     as_json: Json = False,
 ) -> None:
-    """Judge for every subscriber that sends receipts, and every stream: proved, violated or unverifiable.
+    """Judge for every subscriber that sends receipts, and every stream: proved, violated, lost or unverifiable.
 
-    Exit code 3 if anything was missing, twice, out of order or wrong. Unverifiable is what was collected before the
-    lake read it, or has not reached it.
+    Exit code 3 if anything was missing, twice, out of order or wrong. Lost is what the owner of the stream has declared
+    so: it is named, and no violation, for nobody could deliver it. Unverifiable is what was collected before the lake
+    read it, or has not reached it.
     """
     from tidings.spark.archive import Archive
     from tidings.spark.audit import evidence as judge
@@ -68,6 +69,10 @@ def show(result: dict[str, Any]) -> None:
         f"{result['receipts']:,} receipts: {result['proved']} proved, {result['violated']} violated, "
         f"{result['unverifiable']} unverifiable"
     )
+    if result["lost"]:
+        print(
+            f"LOST: {result['lost_events']:,} numbers were declared lost by their owners, to {result['lost']} of these"
+        )
     for region, wait in {"all": result["latency_ms"], **result["latency_ms_by_region"]}.items():
         if wait["p50"] is not None:
             print(f"latency {region}: median {wait['p50']:.1f} ms, 99 % below {wait['p99']:.1f} ms")

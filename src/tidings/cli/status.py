@@ -40,11 +40,12 @@ def _show(result: dict[str, Any]) -> None:
             ", ".join(f"{region} {seq}" for region, seq in each["horizon"].items()),
             each["live"],
             each["collected"],
+            each["lost"],
         )
         for each in result["streams"]
     ]
     if streams:
-        table("streams", ["name", "region", "gc", "horizon", "live", "collected"], streams)
+        table("streams", ["name", "region", "gc", "horizon", "live", "collected", "lost"], streams)
     for region in result.get("lost", ()):
         print(f"{region} has lost its memory: `tidings down`, then `tidings up`, begins anew")
     for a, b in result.get("cuts", ()):

@@ -65,6 +65,28 @@ def delete(
     emit({**_facts(made), "deleted": True}, as_json, lambda: print(f"{made.name} is deleted"))
 
 
+@app.command("declare-lost", epilog="Example: tidings stream declare-lost prices --from 1201 --to 1500")
+def declare_lost(
+    name: StreamName,
+    lo: Annotated[int, typer.Option("--from", min=1, help="The first number: where the stream ends.")],
+    hi: Annotated[int, typer.Option("--to", min=2, help="The first number that is given out again.")],
+    directory: Directory = DIRECTORY,
+    config: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Declare for good that nobody has the events [FROM, TO) of a stream, which were given out once.
+
+    Subscribers are told, Spark's failOnDataLoss fails, and publishing goes on at TO. For a cluster that was restored
+    from a lake which did not have the last events. Refused where anything is known.
+    """
+    from tidings.server.looking import Target
+    from tidings.server.looking import declare_lost as declare
+
+    made = declare(Target(directory, config), name, lo, hi)
+    result = {"name": made.name, "region": made.region, "lo": lo, "hi": hi}
+    emit(result, as_json, lambda: print(f"{made.name}: [{lo}, {hi}) is lost"))
+
+
 @app.command("list", epilog="Example: tidings stream list --json")
 def list_streams(directory: Directory = DIRECTORY, config: ClusterFile = None, as_json: Json = False) -> None:
     """List the streams."""

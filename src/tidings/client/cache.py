@@ -241,7 +241,7 @@ class Cache(Generic[V]):
         self._version = max(self._version, span.hi)
         if rows.count < span.hi - span.lo:
             self._holes = self._by_key
-            if not self._by_key:
+            if not self._by_key or span.lost:  # what is lost may have named any key, and nothing follows
                 self._drop_all()
         if not isinstance(rows, ArrowRows) or not rows.count:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
+from heapq import merge
 from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +25,7 @@ from tidings.core.span import Span
 
 BASE = len(ROW_SCHEMA)
 KINDS = ("data", "gc")  # by the number in a row
+LOST = "lost"
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 """The attributes of every event that has none."""
 
@@ -33,6 +35,9 @@ _EPOCH = datetime.fromtimestamp(0.0, UTC)
 
 class Event(msgspec.Struct, frozen=True, gc=False):
     """One event. ``kind``: data, gc (it collects others: ``attrs`` says which) or lost.
+
+    A lost one stands for the numbers [lo, hi) of its ``attrs``, of which the first is its own: they were given out, and
+    their owner has declared that nobody has what they were. A filter does not hide it.
 
     Attributes that a stream gained later are missing in older events; None stands for null.
     """
@@ -73,6 +78,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     collected: int
     earliest: int = FIRST  # every row below this has been collected
     floor: int = FIRST  # reads as of less may be refused
+    lost: int = 0  # numbers that their owner has declared lost
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -110,8 +116,8 @@ class Rows:
 
     @property
     def lost(self) -> tuple[tuple[int, int], ...]:
-        """Ranges inside of it that their owner has declared lost, while spans carry such ranges."""
-        return tuple(getattr(self.span, "lost", ()))
+        """Ranges inside of it that their owner has declared lost."""
+        return self.span.lost
 
     @property
     def count(self) -> int:
@@ -141,7 +147,23 @@ class Rows:
 
 
 def events_of(span: Span) -> Iterator[Event]:
-    """The rows of a span as events."""
+    """The rows of a span as events, and what is lost of it in its place among them."""
+    if span.lost:
+        return merge(_row_events(span), _losses(span), key=_seq)
+    return _row_events(span)
+
+
+def _losses(span: Span) -> Iterator[Event]:
+    """One event for each lost range: when and where it was published nobody knows."""
+    for lo, hi in span.lost:
+        yield Event(span.stream, lo, LOST, None, b"", {"lo": lo, "hi": hi}, _EPOCH, "")
+
+
+def _seq(event: Event) -> int:
+    return event.seq
+
+
+def _row_events(span: Span) -> Iterator[Event]:
     rows = span.rows
     count = rows.count
     if not count or not isinstance(rows, ArrowRows):

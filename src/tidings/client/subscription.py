@@ -285,7 +285,7 @@ class Subscription:
         """Events of the next span that has any."""
         while True:
             span = await self._span()
-            if span.rows.count:
+            if span.rows.count or span.lost:
                 self._rest = events_of(span)
                 return self._rest
 
@@ -323,7 +323,8 @@ class Subscription:
         return rest
 
     async def spans(self) -> AsyncIterator[Rows]:
-        """Spans as they come, rows in columns. Numbers without a row were collected or do not pass the filter."""
+        """Spans as they come, rows in columns. Numbers without a row were collected, are ``lost``, or do not pass the
+        filter."""
         while True:
             span = await self._span()
             yield Rows(span)

@@ -10,9 +10,13 @@ Spans from others may have been collected up to an asof beyond the horizon; what
 floor rises to that asof, and until the horizon reaches it the history remembers its pieces as they came and hands
 them on unchanged. A full span does not raise the floor, because what has all rows had them at every earlier asof.
 
+A range that its owner has declared lost counts as known: the horizon passes it, nothing collects it, and what comes
+later for it changes nothing, for only the range at the horizon is ever taken in.
+
 Guarantee: two histories of one committed stream, whatever spans they were built from, answer alike wherever both
-answer. What cannot be true (a row that survives as of a number above the event that collects it, or known rows that
-differ) is a `Contradiction`, and leaves the history as it was.
+answer, but for what is lost at one and known at the other (decision 0011). What cannot be true (a row that survives as
+of a number above the event that collects it, or known rows that differ) is a `Contradiction`, and leaves the history as
+it was.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from tidings.core.hashing import Seqs
 from tidings.core.ids import FIRST, NEVER, StreamId
 from tidings.core.lens import ALL
 from tidings.core.listed import ListedRows
+from tidings.core.ranges import Ranges
 from tidings.core.rows import NO_ROWS, ArrowRows, CountedRows, Rows
 from tidings.core.span import Span, join, within
 
@@ -203,6 +208,7 @@ class History:
         self._tidied = 0  # rows stored when `tidy` last looked
         self._stairs = Staircase()
         self._collectors: list[Collector] = []
+        self._lost = Ranges()
         self._pieces: list[Piece] = []  # only while one of them is known as of a number beyond the horizon
         self._leases: dict[str, int] = dict(leases or {})
 
@@ -213,8 +219,13 @@ class History:
 
     @property
     def collected(self) -> int:
-        """Numbers below the horizon without a live row."""
-        return self.horizon - FIRST - self._store.live
+        """Numbers below the horizon without a live row, but for those that are lost."""
+        return self.horizon - FIRST - self._store.live - len(self._lost)
+
+    @property
+    def lost(self) -> int:
+        """Numbers below the horizon that their owner has declared lost."""
+        return len(self._lost)
 
     @property
     def rows_stored(self) -> int:
@@ -230,6 +241,10 @@ class History:
     def low(self) -> int:
         """Every row below this has been collected by a "before n" event."""
         return self._stairs.top
+
+    def is_lost(self, lo: int, hi: int) -> bool:
+        """Whether all of [lo, hi) was declared lost."""
+        return FIRST <= lo < hi and self._lost.covers(lo, hi)
 
     # --- taking in --------------------------------------------------------------------------------------
 
@@ -247,12 +262,20 @@ class History:
         elif span.lo >= span.hi:
             return None
         rows = span.rows
-        if type(rows) is ListedRows and span.full and rows.first == span.lo >= span.asof and not self._pieces:
+        if (
+            type(rows) is ListedRows
+            and not span.lost
+            and span.full
+            and rows.first == span.lo >= span.asof
+            and not self._pieces
+        ):
             self._store.append_few(rows, self.low)  # nothing below applies to a few data rows as they were published
             self.horizon = span.hi
             return span
         if rows.count and not _well_numbered(rows, span.lo, span.hi):
             raise BadInput(f"{self.stream}: the rows of [{span.lo}, {span.hi}) do not ascend inside of it")
+        if span.lost:
+            self._refuse_false_loss(span)
         self._refuse_unexplained_gap(span)
         collectors = self._store.collectors(rows)
         steps = [(seq, min(before, seq)) for seq, before in collectors]
@@ -275,8 +298,20 @@ class History:
         self._collectors.extend(collectors)
         for seq, low in steps:
             self._sink(seq, low)
+        for lo, hi in span.lost:
+            self._lost.add(lo, hi)
         self._advance(span)
         return span
+
+    def _refuse_false_loss(self, span: Span) -> None:
+        """Raise if lost ranges are not ascending ranges of the span without rows, or the rows are only counted."""
+        if self._counted:
+            raise BadInput(f"{self.stream}: counted rows are one run, so a part of them cannot be lost")
+        at = span.lo
+        for lo, hi in span.lost:
+            if not at <= lo < hi <= span.hi or span.rows.slice(lo, hi).count:
+                raise BadInput(f"{self.stream}: [{lo}, {hi}) cannot be what is lost of [{span.lo}, {span.hi})")
+            at = hi
 
     def _agree(self, span: Span) -> None:
         """Check the part of a span that is known already; the better known claim may say less, never other."""
@@ -293,7 +328,10 @@ class History:
     def _refuse_unexplained_gap(self, span: Span) -> None:
         """Raise if a number at or above the asof has no row: no event below the asof can have collected it."""
         since = max(span.asof, span.lo)
-        if since < span.hi and not span.full and span.rows.slice(since, span.hi).count < span.hi - since:
+        if since >= span.hi or span.full:
+            return
+        later = span.slice(since, span.hi)
+        if not later.full:
             raise Contradiction(
                 f"{self.stream}: [{span.lo}, {span.hi}) as of {span.asof} lacks a row above that, "
                 "with nothing to collect it"
@@ -424,12 +462,15 @@ class History:
 
     def _survivors(self, lo: int, hi: int, asof: int, limit: int) -> Span:
         rows, hi = self._store.survivors(lo, hi, asof, self._stairs.low(asof), limit)
-        return Span(self.stream, lo, hi, asof if asof > lo else lo, rows)
+        lost = tuple(self._lost.intersect(lo, hi)) if self._lost else ()
+        return Span(self.stream, lo, hi, asof if asof > lo else lo, rows, ALL, lost)
 
-    def killer(self, seq: int) -> int | Literal["gone"] | None:
-        """The event that collected a number, None while its row lives, "gone" when that is no longer known."""
+    def killer(self, seq: int) -> int | Literal["gone", "lost"] | None:
+        """The event that collected a number; None while its row lives, "gone" if that is not known any more, "lost"."""
         if not FIRST <= seq < self.horizon:
             raise NotYet(f"{self.stream}: {seq} is beyond horizon {self.horizon}", self.horizon)
+        if seq in self._lost:
+            return "lost"
         marked = self._store.dead_at(seq)
         if marked is None:
             return "gone"

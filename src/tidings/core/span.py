@@ -10,6 +10,10 @@ its rows must be a subset of the other's, and equal asof means equal rows. Anyth
 lists are left as they were. Overlapping spans of unequal lenses are `BadInput`: both may be true, but a list holds
 one claim per number, so keep one list per lens or replace the older range. Neighbours in one list may differ in lens.
 
+A number may also be *lost*: its owner has declared that nobody has it. That says more than nothing and less than any
+claim: where one side says lost and the other knows (a row, or that it was collected), join keeps what is known; lost
+fills only what is unknown (decision 0011). What is lost is lost as of every asof.
+
 Join coalesces neighbours where no claim changes: equal asof, or the later one has only the asof it was published
 with and the earlier one's is no larger than that. So join is associative, commutative and idempotent on consistent
 knowledge; on inconsistent knowledge it refuses what contradicts a claim it still holds, not what a claim that was
@@ -22,13 +26,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from struct import Struct as Packer
+from typing import TypeAlias
 
 import msgspec
 
 from tidings.core.errors import BadInput, Contradiction
 from tidings.core.ids import StreamId
 from tidings.core.lens import ALL, Lens
-from tidings.core.rows import Mask, Rows
+from tidings.core.ranges import Ranges
+from tidings.core.rows import NO_ROWS, Mask, Rows
 
 HEADER_BYTES = 24  # ours: lo, hi and asof as 8-byte integers; stream and lens are named once per message
 
@@ -36,7 +42,13 @@ MESSAGE_BYTES = 8 << 20
 """What one message carries at most, but for a single row that is larger: ours, because a tenth of a second of a gigabit
 link is as long as anything else should wait behind it, and frames are limited to a multiple of this."""
 
+LOST_BYTES = 16  # ours: of each lost range two 8-byte integers
+
 _DIGEST = Packer("<qqqq")
+_RANGE = Packer("<qq")
+
+Lost: TypeAlias = tuple[tuple[int, int], ...]
+"""Ascending, disjoint ranges inside of a span; there is no row in them."""
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
@@ -48,16 +60,28 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     asof: int
     rows: Rows
     lens: Lens = ALL
+    lost: Lost = ()  # what of it the owner has declared lost
 
     @classmethod
     def of(cls, stream: StreamId, lo: int, rows: Rows) -> Span:
         """A published batch: full, as of its first number."""
         return cls(stream, lo, lo + rows.count, lo, rows)
 
+    @classmethod
+    def declared_lost(cls, stream: StreamId, lo: int, hi: int) -> Span:
+        """What the owner declares when nobody has [lo, hi)."""
+        return cls(stream, lo, hi, lo, NO_ROWS, ALL, ((lo, hi),))
+
     @property
     def full(self) -> bool:
-        """Every number has a row."""
-        return self.rows.count == self.hi - self.lo
+        """Nothing was collected: every number has a row, or is lost."""
+        missing = self.hi - self.lo - self.rows.count
+        return missing == 0 or (self.lost != () and missing == self.lost_count)
+
+    @property
+    def lost_count(self) -> int:
+        """How many numbers are lost."""
+        return sum([hi - lo for lo, hi in self.lost])
 
     @property
     def empty(self) -> bool:
@@ -67,14 +91,15 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     @property
     def wire_size(self) -> int:
         """Bytes this span costs in a message."""
-        return HEADER_BYTES + self.rows.nbytes
+        return HEADER_BYTES + self.rows.nbytes + (LOST_BYTES * len(self.lost) if self.lost else 0)
 
     @property
     def digest(self) -> bytes:
         """Equal spans have equal digests, in every run and process."""
         lens = self.lens
         head = _DIGEST.pack(self.lo, self.hi, self.asof, lens.version)
-        return b"%b\0%b\0%b%b" % (self.stream.encode(), lens.text.encode(), head, self.rows.digest)
+        lost = b"".join([_RANGE.pack(lo, hi) for lo, hi in self.lost])
+        return b"%b\0%b\0%b%b%b" % (self.stream.encode(), lens.text.encode(), head, self.rows.digest, lost)
 
     def slice(self, lo: int, hi: int) -> Span:
         """The part inside [lo, hi); there must be one."""
@@ -86,22 +111,28 @@ class Span(msgspec.Struct, frozen=True, gc=False):
             hi = self.hi
         if lo >= hi:
             raise BadInput(f"{self.stream}: [{lo}, {hi}) has nothing in common with [{self.lo}, {self.hi})")
-        asof = self.asof
-        return Span(self.stream, lo, hi, asof if asof > lo else lo, self.rows.slice(lo, hi), self.lens)
+        asof = self.asof if self.asof > lo else lo
+        lost = _inside(self.lost, lo, hi) if self.lost else ()
+        return Span(self.stream, lo, hi, asof, self.rows.slice(lo, hi), self.lens, lost)
 
     def filter(self, lens: Lens, mask: Mask) -> Span:
         """The span seen through a narrower lens, which passes the rows in the mask."""
-        return Span(self.stream, self.lo, self.hi, self.asof, self.rows.take(mask), lens)
+        return Span(self.stream, self.lo, self.hi, self.asof, self.rows.take(mask), lens, self.lost)
 
     def collect(self, asof: int, keep: Mask) -> Span:
         """The span as of a later point, by which all rows but those in the mask have been collected."""
         if asof < self.asof:
             raise BadInput(f"{self.stream}: collection goes forward, from asof {self.asof} not to {asof}")
-        return Span(self.stream, self.lo, self.hi, asof, self.rows.take(keep), self.lens)
+        return Span(self.stream, self.lo, self.hi, asof, self.rows.take(keep), self.lens, self.lost)
 
 
 def join(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
-    """All that two knowledge lists of one stream say together, coalesced; raises `Contradiction`."""
+    """All that two knowledge lists of one stream say together, coalesced; raises `Contradiction`.
+
+    In what it returns a lost range is a span of its own.
+    """
+    if any([span.lost for span in a]) or any([span.lost for span in b]):
+        a, b = _parted(a), _parted(b)
     if not a or not b or a[-1].hi <= b[0].lo:
         return _coalesced((*a, *b))
     if b[-1].hi <= a[0].lo:
@@ -138,6 +169,26 @@ def compact(spans: Iterable[Span]) -> tuple[Span, ...]:
     if run:
         out.append(_fused(run))
     return tuple(out)
+
+
+def _inside(lost: Lost, lo: int, hi: int) -> Lost:
+    """The parts of some ranges that lie in [lo, hi)."""
+    return tuple([(max(first, lo), min(last, hi)) for first, last in lost if first < hi and last > lo])
+
+
+def _parted(spans: Iterable[Span]) -> list[Span]:
+    """The same knowledge with each lost range as a span of its own."""
+    out: list[Span] = []
+    for span in spans:
+        at = span.lo
+        for lo, hi in span.lost:
+            if at < lo:
+                out.append(span.slice(at, lo))
+            out.append(span.slice(lo, hi))
+            at = hi
+        if at < span.hi:
+            out.append(span.slice(at, span.hi))
+    return out
 
 
 def _swept(a: Sequence[Span], b: Sequence[Span]) -> list[Span]:
@@ -181,6 +232,10 @@ def _met(x: Span, y: Span) -> Span:
         )
     if x is y:
         return x
+    if x.lost or y.lost:  # all of the range, for lists are parted before
+        if not (x.lost and y.lost):
+            return y if x.lost else x
+        return x if x.asof >= y.asof else y
     old, new = (x, y) if x.asof <= y.asof else (y, x)
     since = max(new.asof, new.lo)  # from here on both claims are as of publication
     if max(old.asof, old.lo) == since:
@@ -223,7 +278,9 @@ def _continues(head: Span, last: Span, span: Span) -> bool:
 
 def _adjoin(last: Span, span: Span) -> bool:
     """Whether two spans are neighbours, through one lens, with rows that can be stated together."""
-    return last.hi == span.lo and last.lens == span.lens and last.rows.meets(span.rows)
+    if last.hi != span.lo or last.lens != span.lens or bool(last.lost) != bool(span.lost):
+        return False
+    return last.rows.meets(span.rows)
 
 
 def _fused(run: list[Span]) -> Span:
@@ -233,7 +290,8 @@ def _fused(run: list[Span]) -> Span:
         return head if head.asof >= head.lo else msgspec.structs.replace(head, asof=head.lo)
     asof = min([max(span.asof, span.lo) for span in run])
     rows = head.rows.concat([span.rows for span in run[1:]])
-    return Span(head.stream, head.lo, run[-1].hi, asof, rows, head.lens)
+    lost = tuple(Ranges([each for span in run for each in span.lost])) if head.lost else ()
+    return Span(head.stream, head.lo, run[-1].hi, asof, rows, head.lens, lost)
 
 
 def _explain(old: Span, new: Span) -> str:

@@ -162,6 +162,7 @@ class SpanHead(_Head, frozen=True, gc=False, array_like=True):
     rows: RowsHead
     lens: str = ""
     lens_version: int = 0
+    lost: tuple[tuple[int, int], ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -178,7 +179,7 @@ def encode_span(span: Span) -> tuple[SpanHead, Body]:
     """Head and body of a span."""
     rows, body = encode_rows(span.rows)
     lens = span.lens
-    return SpanHead(span.stream, span.lo, span.hi, span.asof, rows, lens.text, lens.version), body
+    return SpanHead(span.stream, span.lo, span.hi, span.asof, rows, lens.text, lens.version, span.lost), body
 
 
 def encode_spans(spans: Sequence[Span]) -> tuple[tuple[SpanHead, ...], Body]:
@@ -201,7 +202,17 @@ def decode_span(head: SpanHead, body: memoryview | bytes = b"") -> Span:
     if rows.count and not (lo <= rows.first and _end(rows) <= hi):
         raise Corrupt(f"{head.stream!r}: rows [{rows.first}, {_end(rows)}) outside of their span [{lo}, {hi})")
     lens = Lens(head.lens, head.lens_version) if head.lens or head.lens_version else ALL
-    return Span(head.stream, lo, hi, head.asof, rows, lens)
+    if head.lost:
+        _refuse_lost(head, rows)
+    return Span(head.stream, lo, hi, head.asof, rows, lens, head.lost)
+
+
+def _refuse_lost(head: SpanHead, rows: ArrowRows | CountedRows) -> None:
+    at = head.lo
+    for lo, hi in head.lost:
+        if not at <= lo < hi <= head.hi or rows.slice(lo, hi).count:
+            raise Corrupt(f"{head.stream!r}: [{lo}, {hi}) cannot be what is lost of [{head.lo}, {head.hi})")
+        at = hi
 
 
 def decode_spans(heads: Sequence[SpanHead], body: memoryview | bytes = b"") -> tuple[Span, ...]:

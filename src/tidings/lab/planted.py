@@ -482,8 +482,8 @@ HISTORY = (
     Mutant(
         "asof-not-raised",
         "core.history",
-        "return Span(self.stream, lo, hi, asof if asof > lo else lo, rows)",
-        "return Span(self.stream, lo, hi, lo, rows)",
+        "return Span(self.stream, lo, hi, asof if asof > lo else lo, rows, ALL, lost)",
+        "return Span(self.stream, lo, hi, lo, rows, ALL, lost)",
         "rows are left out, but the span still says that it is as published",
     ),
     Mutant(
@@ -548,15 +548,15 @@ SPAN = (
     Mutant(
         "slice-forgets-asof",
         "core.span",
-        "return Span(self.stream, lo, hi, asof if asof > lo else lo, self.rows.slice(lo, hi), self.lens)",
-        "return Span(self.stream, lo, hi, lo, self.rows.slice(lo, hi), self.lens)",
+        "return Span(self.stream, lo, hi, asof, self.rows.slice(lo, hi), self.lens, lost)",
+        "return Span(self.stream, lo, hi, lo, self.rows.slice(lo, hi), self.lens, lost)",
         "a part of a collected span says that it is as published",
     ),
     Mutant(
         "slice-keeps-rows",
         "core.span",
-        "self.rows.slice(lo, hi), self.lens)",
-        "self.rows, self.lens)",
+        "self.rows.slice(lo, hi), self.lens, lost)",
+        "self.rows, self.lens, lost)",
         "a part of a span carries the rows of all of it",
     ),
     Mutant(

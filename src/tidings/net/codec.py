@@ -68,7 +68,7 @@ MESSAGES: tuple[type, ...] = (
     *(interregion.Advertise, interregion.Solicit, interregion.Subscribe, interregion.Unsubscribe),
     *(views.View, pull.Probe),
     *(catalog.Define, catalog.Defined, catalog.NotDefined, catalog.Describe, catalog.Description),
-    *(catalog.Why, catalog.Because, receipts.Receipts, receipts.ReceiptsKept),
+    *(catalog.DeclareLost, catalog.Why, catalog.Because, receipts.Receipts, receipts.ReceiptsKept),
     *(subscriptions.Follow, subscriptions.Feed, subscriptions.Consumed, subscriptions.Unfollow),
     *(subscriptions.Unfollowed, subscriptions.OpenCursor, subscriptions.SaveCursor, subscriptions.CursorAt),
     *(leases.Lease, leases.Release, leases.Leased, leases.Unleased),
@@ -80,7 +80,8 @@ MESSAGES: tuple[type, ...] = (
 FROM_CLIENTS: frozenset[type] = frozenset(
     (
         *(messages.Offer, messages.Want, messages.Know, messages.Read, views.View, pull.Probe),
-        *(publishing.OpenSession, publishing.Publish, catalog.Define, catalog.Describe, catalog.Why),
+        *(publishing.OpenSession, publishing.Publish, catalog.Define, catalog.DeclareLost),
+        *(catalog.Describe, catalog.Why),
         *(subscriptions.Follow, subscriptions.Consumed, subscriptions.Unfollow),
         *(subscriptions.OpenCursor, subscriptions.SaveCursor, receipts.Receipts, leases.Lease, leases.Release),
         *(sinks.StageRows, sinks.CommitBatch, sinks.AbortBatch),

@@ -67,6 +67,18 @@ class NotDefined(Message, frozen=True, gc=False):
     reason: str
 
 
+class DeclareLost(Message, frozen=True, gc=False):
+    """To the owner's head: declare [lo, hi), which nobody has, lost; answered as `Define` is.
+
+    A history has no holes, so what is unknown begins where the stream ends: anything else is refused.
+    """
+
+    nonce: int  # the same in each retry
+    stream: StreamId
+    lo: int
+    hi: int
+
+
 class Describe(Message, frozen=True, gc=False):
     """To any replica: what is there? Answered with `Description`."""
 
@@ -81,6 +93,7 @@ class StreamState(Value, frozen=True, gc=False):
     collected: int
     low: int = FIRST  # every row below this has been collected
     floor: int = FIRST  # reads as of less are refused
+    lost: int = 0
 
 
 class Description(Message, frozen=True, gc=False):
@@ -103,7 +116,7 @@ class Why(Message, frozen=True, gc=False):
 
 
 class Because(Message, frozen=True, gc=False):
-    """``state``: row, collected (by the event ``by`` while that is known), not published yet, or what is wrong."""
+    """``state``: row, collected (by event ``by`` while that is known), lost, not published yet, or what is wrong."""
 
     stream: StreamId
     seq: int

@@ -18,6 +18,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from tidings.core.history import History
 from tidings.core.ids import FIRST, NodeId, RegionId, StreamId
 from tidings.core.lens import ALL
@@ -50,10 +52,11 @@ class Advertise(Message, frozen=True, gc=False):
 
     membership: Membership
     horizons: dict[StreamId, int]
+    asofs: dict[StreamId, int] = msgspec.field(default_factory=dict)  # those that lie beyond the horizon
 
     @property
     def wire_size(self) -> int:  # type: ignore[override]
-        return 64 + 16 * len(self.horizons)
+        return 64 + 16 * (len(self.horizons) + len(self.asofs))
 
 
 class Solicit(Message, frozen=True, gc=False):
@@ -179,6 +182,8 @@ class InterRegion:
         self.generation = 0
         self.expects: dict[StreamId, Expect] = {}
         self.subscribers: dict[tuple[NodeId, StreamId], Subscription] = {}
+        self.adopting = False  # own streams are fetched, too (recovery.py)
+        self.adverts: dict[RegionId, Advertise] = {}  # meanwhile: the newest of each region's tail
 
     def reconfigure(self, now: Time, membership: Membership, is_head: bool, is_tail: bool) -> list[Effect]:
         """This replica's place in the chain has changed (A1.41)."""
@@ -227,8 +232,10 @@ class InterRegion:
 
     def _advertisement(self) -> Advertise:
         assert self.membership is not None
-        horizons = {stream: self.histories[stream].horizon for stream in self.streams}
-        return Advertise(self.membership, {stream: at for stream, at in horizons.items() if at > FIRST})
+        known = {stream: self.histories[stream] for stream in self.streams}
+        horizons = {stream: history.horizon for stream, history in known.items() if history.horizon > FIRST}
+        asofs = {stream: history.floor for stream, history in known.items() if history.floor > history.horizon}
+        return Advertise(self.membership, horizons, asofs)
 
     def _advertise_tick(self, generation: int) -> list[Effect]:
         if generation != self.generation:
@@ -300,6 +307,8 @@ class InterRegion:
             self.peers[peer.region] = advert.membership
         if not self.is_head or advert.membership.epoch < self.peers[peer.region].epoch:
             return NOTHING
+        if self.adopting and src == advert.membership.tail:  # others pass on who is there, not what they have
+            self.adverts[peer.region] = advert
         return self.receive_advertisement(now, src, peer.region, advert.horizons)
 
     def receive_advertisement(
@@ -308,7 +317,8 @@ class InterRegion:
         """rcvAdvertisement of figure 1 (A1.17): for each foreign stream, stay with the source or change it."""
         effects: list[Effect] = []
         for stream, advertised in horizons.items():
-            if self.streams.get(stream, self.region) == self.region:
+            owner = self.streams.get(stream)
+            if owner is None or (owner == self.region and not self.adopting):
                 continue
             expect = self.expects.setdefault(stream, Expect())
             own = self.progress(stream)
@@ -323,6 +333,12 @@ class InterRegion:
                 expect.horizon, expect.time, expect.seen = advertised, now, own
                 effects.append(Send(src, Subscribe(stream, own)))
         return effects
+
+    def adopted(self) -> list[Effect]:
+        """This region numbers its own streams from now on: nobody sends it those any more."""
+        own = [stream for stream in self.expects if self.streams.get(stream) == self.region]
+        sources = [(self.expects.pop(stream).source, stream) for stream in own]
+        return [Send(source, Unsubscribe(stream)) for source, stream in sources if source is not None]
 
     def _pays(self, now: Time, stream: StreamId, region: RegionId, advertised: int) -> bool:
         """The switch rule, multiplied out: ahead of what the source last advertised by more than C / elapsed.

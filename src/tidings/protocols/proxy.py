@@ -20,7 +20,7 @@ from tidings.core.filters import ARROW, parse_attributes
 from tidings.core.filters import parse as parse_filter
 from tidings.core.gc import GcPolicy, due_before
 from tidings.core.history import History
-from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_hidden
+from tidings.core.ids import FIRST, NEVER, NodeId, RegionId, StreamId, is_hidden
 from tidings.core.predicates import predicates_in
 from tidings.core.rows import ROW_SCHEMA, WHERE, ArrowRows, CountedRows, Origin, Rows, before_rows
 from tidings.core.span import MESSAGE_BYTES, Span
@@ -29,6 +29,7 @@ from tidings.protocols.catalog import (
     PREFIX,
     Because,
     Catalog,
+    DeclareLost,
     Define,
     Defined,
     Describe,
@@ -104,6 +105,7 @@ from tidings.protocols.publishing import (
     PUBLISHERS,
     REMEMBERED,
     Batch,
+    Entry,
     NotHead,
     OpenSession,
     Publish,
@@ -119,6 +121,7 @@ from tidings.protocols.pull import PullProxy, PullSettings
 from tidings.protocols.receipts import Receipts, ReceiptSettings, ReceiptsKept, receipt_rows
 from tidings.protocols.receipts import definition as receipts_definition
 from tidings.protocols.receipts import sound as sound_receipts
+from tidings.protocols.recovery import Recovery, RecoverySettings
 from tidings.protocols.sinks import (
     SINKS,
     STAGED,
@@ -157,7 +160,7 @@ SUBSCRIPTIONS = frozenset({Follow, Consumed, Unfollow, FeedTick})
 HEAD_ONLY = frozenset(
     {
         *(Publish, OpenSession, Define, OpenCursor, SaveCursor, Receipts, Lease, Release),
-        *(StageRows, CommitBatch, AbortBatch),
+        *(StageRows, CommitBatch, AbortBatch, DeclareLost),
     }
 )
 INTER_REGION = frozenset({Know, Done, Advertise, Subscribe, Unsubscribe, Solicit, AdvertiseTick, PumpTick})
@@ -179,6 +182,7 @@ class ProxySettings(Value, frozen=True, gc=False):
     receipts: ReceiptSettings = ReceiptSettings()
     leases: LeaseSettings = LeaseSettings()
     sinks: SinkSettings = SinkSettings()
+    recovery: RecoverySettings = RecoverySettings()
     maintain: float = 0.5
 
 
@@ -234,6 +238,7 @@ class Proxy:
             lambda: self.chain.busy,
             settings.inter_region,
         )
+        self.recovery = Recovery(region, self.log, owners, self.streams, self.inter_region, settings.recovery)
         self.views = Views(me, region, settings.views, rng, self.chain.membership, replica=True)
         self.pull = PullProxy(me, settings.pull, self.views, rng, self.log.histories)
         self.publishers = Publishers(settings.publish)
@@ -312,7 +317,7 @@ class Proxy:
                 out.extend(self._chain(now, self.chain.append(effect.item.spans)))
             else:
                 out.append(effect)
-        return out
+        return [*out, *self._settle(now)] if self.recovery.active else out
 
     def _committed(self, now: Time, item: Committed, fresh: list[Committed]) -> list[Effect]:
         """A record has entered the histories, as all ``fresh`` ones have."""
@@ -320,6 +325,7 @@ class Proxy:
         parts = item.record.parts
         known = [(part, self.log.histories[part.stream]) for part in parts if part.stream in self.log.histories]
         out += [Report("asof_above_horizon") for part, history in known if part.asof > history.horizon]
+        out += [Report("lost", part.lost_count) for part, _ in known if part.lost]
         for stream in dict.fromkeys(part.stream for part, _ in known):
             if stream in self.owners:
                 out.extend(self.inter_region.committed(stream))
@@ -335,6 +341,7 @@ class Proxy:
         if self.chain.is_head and self.led is None:
             self._take_the_lead(now)
         elif not self.chain.is_head:
+            self.recovery.end()
             self.led = None
             self.barrier = 0
             self.waiting.clear()
@@ -343,12 +350,25 @@ class Proxy:
     def _take_the_lead(self, now: Time) -> None:
         """A new head remembers publishers, cursors, leases and ticks from history and log, committed or not."""
         self.led = self.log.last
+        self.recovery.begin(now)
         self.publishers.load(self._all_rows(PUBLISHERS))
         self.cursors.load(self._all_rows(CURSORS))
         self.leases.load(now, self._all_rows(LEASES))
         self.sinks.load(self._all_rows(SINKS), self._all_rows(STAGES))
         for stream, clock in self.clocks.items():
             clock.observe(self.log.ticks[stream])
+
+    def _settle(self, now: Time) -> list[Effect]:
+        """Begin to number events, if all that the peers had of this region's streams is here, or cannot be had."""
+        losses = None if self.chain.busy else self.recovery.losses(now)
+        if losses is None:
+            return []
+        self.recovery.end()
+        for stream, clock in self.clocks.items():
+            clock.observe(self.log.ticks[stream])
+        self.publishers.entries[OWNER] = Entry(1, 0, self.log.last + 1, 1, (), now)
+        effects = self._append(now, losses, OWNER)
+        return [*effects, *self.inter_region.adopted(), Report("settled"), *[Report("declared_lost") for _ in losses]]
 
     def _all_rows(self, stream: StreamId) -> list[Rows]:
         """What history and log hold of an internal stream, committed or not, oldest first."""
@@ -364,10 +384,14 @@ class Proxy:
             membership = self.chain.membership
             known = membership.epoch > 0 and membership.head != self.me  # a head that is not sure yet says nothing
             return [Send(src, NotHead(membership))] if known else NOTHING
+        if self.recovery.active:
+            return [Report("recovering")]  # asked again later
         if isinstance(message, OpenSession):
             return self._open_session(now, src, message)
         if isinstance(message, Define):
             return self._define(now, src, message)
+        if isinstance(message, DeclareLost):
+            return self._declare_lost(now, src, message)
         if isinstance(message, OpenCursor | SaveCursor):
             return self._cursor(now, src, message)
         if isinstance(message, Receipts):
@@ -541,6 +565,22 @@ class Proxy:
         effects = self._append(now, [part], None)
         return [*effects, *self._answer(src, self.log.last, Defined(request.nonce, definition))]
 
+    def _declare_lost(self, now: Time, src: NodeId, request: DeclareLost) -> Effects:
+        """Write down for good that nobody has a range which begins where the stream ends; asked again, say so again."""
+        stream = self.streams.get(request.stream)
+        if stream is None or stream.region != self.region or stream.deleted:
+            return [Send(src, NotDefined(request.nonce, f"region {self.region} has no stream {request.stream!r}"))]
+        history, end = self.log.histories[stream.name], self.log.ends[stream.name]
+        if self.chain.busy or self.sinks.busy(stream.name) or end > history.horizon:
+            return [Report("declare_busy")]  # asked again later
+        lo, hi = request.lo, request.hi
+        if history.is_lost(lo, hi):
+            return [Send(src, Defined(request.nonce, stream))]
+        if reason := _refused_loss(stream, end, lo, hi):
+            return self._answer_as_head(now, src, NotDefined(request.nonce, reason))
+        effects = self._append(now, [Span.declared_lost(stream.name, lo, hi)], None)
+        return [*effects, *self._answer(src, self.log.last, Defined(request.nonce, stream))]
+
     def _cursor(self, now: Time, src: NodeId, message: OpenCursor | SaveCursor) -> Effects:
         """Move a durable subscription, or hand it to another holder."""
         if self.chain.busy:
@@ -649,7 +689,9 @@ class Proxy:
             others = [self.inter_region.peers[name] for name in sorted(self.inter_region.peers)]
             told = [*[stream for stream in self.streams.values() if not stream.deleted], self.receipts]
             known = {each.name: self.log.histories[each.name] for each in told if each.name in self.log.histories}
-            states = {name: StreamState(h.horizon, h.live, h.collected, h.low, h.floor) for name, h in known.items()}
+            states = {
+                name: StreamState(h.horizon, h.live, h.collected, h.low, h.floor, h.lost) for name, h in known.items()
+            }
             leases = [
                 LeaseState(name, e.stream, e.asof, e.ttl, e.bytes, self.held.get(name, 0))
                 for name, e in self.leased.items()
@@ -667,6 +709,8 @@ class Proxy:
         killer = history.killer(message.seq)
         if killer is None:
             return Because(message.stream, message.seq, "row")
+        if killer == "lost":
+            return Because(message.stream, message.seq, "lost")
         return Because(message.stream, message.seq, "collected", None if killer == "gone" else killer)
 
     # --- upkeep -----------------------------------------------------------------------------------------
@@ -674,6 +718,8 @@ class Proxy:
     def _maintain(self, now: Time) -> list[Effect]:
         out: list[Effect] = [SetTimer(self.settings.maintain, MaintainTick())]
         self.publishers.expire(now)
+        if self.recovery.active:
+            out.extend(self._settle(now))
         if self.leased:
             self._weigh()
         if self.chain.is_head and self.leases.entries and not self.chain.busy:
@@ -693,7 +739,7 @@ class Proxy:
     def _collects(self, stream: StreamId) -> bool:
         """Whether it is for this region to publish what a stream's policy owes."""
         ours = stream in self.clocks or stream in (PUBLISHERS, self.receipts.name)
-        return ours and not self.sinks.busy(stream)
+        return ours and not self.sinks.busy(stream) and not self.recovery.active
 
     def _before(self, now: Time, stream: StreamId, before: int) -> Span:
         """The owner's own collecting event, as a policy demands (A1.43)."""
@@ -705,6 +751,19 @@ class Proxy:
             tick = self.clocks[stream].next(now) if stream in self.clocks else 0
             rows = before_rows(lo, [before], Origin(lo, lo + 1, OWNER, tick, lo, tick, now, self.region))
         return Span.of(stream, lo, rows)
+
+
+def _refused_loss(stream: StreamDef, end: int, lo: int, hi: int) -> str:
+    """Why a range of a stream that ends at ``end`` cannot be declared lost, or ""."""
+    if stream.counted:
+        return f"stream {stream.name!r} only counts its events, so a part of them cannot be lost"
+    if not FIRST <= lo < hi < NEVER:
+        return f"[{lo}, {hi}) is not a range of numbers"
+    if lo < end:
+        return f"stream {stream.name!r}: everything below {end} is known, and what is known is not lost"
+    if lo > end:
+        return f"stream {stream.name!r} ends at {end}: declare [{end}, {hi}), or [{end}, {lo}) would be a hole"
+    return ""
 
 
 def _parts_of(stream: StreamId, fresh: list[Committed]) -> list[Span]:

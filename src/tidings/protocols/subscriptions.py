@@ -296,7 +296,7 @@ class Subscriptions:
             if position.match is not None:
                 match = position.match
                 spans = [span.filter(position.lens, match(span.rows)) for span in spans]
-                if position.next < position.end and not any([span.rows.count for span in spans]):
+                if position.next < position.end and not any([span.rows.count or span.lost for span in spans]):
                     position.asof = max([position.asof, *[span.asof for span in spans]])
                     continue
                 if position.said < spans[0].lo:

@@ -78,6 +78,7 @@ class ReplicaMetrics(Collector):
             for state, count in (
                 ("live", history.live),
                 ("collected", history.collected),
+                ("lost", history.lost),
                 ("stored", history.rows_stored),
             ):
                 rows.add_metric([name, state], count)
@@ -132,7 +133,12 @@ class Admin:
         proxy = self._proxy
         chain, log = proxy.chain, proxy.log
         streams = {
-            name: {"horizon": history.horizon, "live": history.live, "collected": history.collected}
+            name: {
+                "horizon": history.horizon,
+                "live": history.live,
+                "collected": history.collected,
+                "lost": history.lost,
+            }
             for name, history in log.histories.items()
         }
         return JSONResponse(

@@ -13,11 +13,20 @@ from types import TracebackType
 from typing import TypeVar
 
 from tidings.core.errors import BadInput, TidingsError
-from tidings.core.ids import NodeId, RegionId
+from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.net.host import Host
 from tidings.net.link import Role
 from tidings.net.names import ADDRESSES, name_of
-from tidings.protocols.catalog import Define, Defined, Describe, Description, NotDefined, Operation, StreamDef
+from tidings.protocols.catalog import (
+    DeclareLost,
+    Define,
+    Defined,
+    Describe,
+    Description,
+    NotDefined,
+    Operation,
+    StreamDef,
+)
 from tidings.protocols.configuration import Beat, Current
 from tidings.protocols.kernel import NOTHING, Command, Deliver, Effects, Input, Message, Received, Send, Time
 from tidings.protocols.membership import Membership
@@ -136,12 +145,17 @@ class Asker:
         self, seeds: Iterable[NodeId], operation: Operation, definition: StreamDef, timeout: float
     ) -> StreamDef:
         """Create, alter or delete a stream of the region these replicas are of; raises `BadInput` if refused."""
-        nonce = self.nonce()
+        return await self._defined(list(seeds), Define(self.nonce(), operation, definition), timeout)
+
+    async def declare_lost(
+        self, seeds: Iterable[NodeId], stream: StreamId, lo: int, hi: int, timeout: float
+    ) -> StreamDef:
+        """Declare a range of a stream of the region these replicas are of lost; raises `BadInput` if refused."""
+        return await self._defined(list(seeds), DeclareLost(self.nonce(), stream, lo, hi), timeout)
+
+    async def _defined(self, seeds: list[NodeId], request: Define | DeclareLost, timeout: float) -> StreamDef:
         found = await self.ask_head(
-            list(seeds),
-            Define(nonce, operation, definition),
-            lambda m: isinstance(m, Defined | NotDefined) and m.nonce == nonce,
-            timeout,
+            seeds, request, lambda m: isinstance(m, Defined | NotDefined) and m.nonce == request.nonce, timeout
         )
         if isinstance(found, NotDefined):
             raise BadInput(found.reason)

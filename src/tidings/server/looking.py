@@ -89,10 +89,26 @@ async def _define(
     target: Target, operation: Operation, name: str, region: RegionId | None, gc: str, attrs: str
 ) -> StreamDef:
     if region is None:
-        known = {stream.name: stream for stream in await _streams(target, target.seeds())}
-        if name not in known:
-            raise BadInput(f"stream {name!r} is unknown: there are {', '.join(sorted(known)) or 'none'}")
-        region = known[name].region
+        region = await _owner(target, name)
     async with target.asker() as asker:
         definition = StreamDef(name, region, gc, attrs=attrs)
         return await asker.define(target.seeds(region), operation, definition, DEFINE)
+
+
+async def _owner(target: Target, name: str) -> RegionId:
+    """The region of a stream."""
+    known = {stream.name: stream for stream in await _streams(target, target.seeds())}
+    if name not in known:
+        raise BadInput(f"stream {name!r} is unknown: there are {', '.join(sorted(known)) or 'none'}")
+    return known[name].region
+
+
+def declare_lost(target: Target, name: str, lo: int, hi: int) -> StreamDef:
+    """Declare a range of a stream lost, at its owner; `BadInput` with the reason if it is refused."""
+    return run(_declare_lost(target, name, lo, hi))
+
+
+async def _declare_lost(target: Target, name: str, lo: int, hi: int) -> StreamDef:
+    region = await _owner(target, name)
+    async with target.asker() as asker:
+        return await asker.declare_lost(target.seeds(region), name, lo, hi, DEFINE)

@@ -47,6 +47,7 @@ from tidings.protocols.proxy import ProxySettings
 from tidings.protocols.publishing import PublishSettings
 from tidings.protocols.pull import PullSettings
 from tidings.protocols.receipts import ReceiptSettings
+from tidings.protocols.recovery import RecoverySettings
 from tidings.protocols.views import ViewsSettings
 from tidings.sim.scenario import Chance, Duration, Name, Seconds, Some, Table
 from tidings.sim.toml import Document
@@ -133,11 +134,14 @@ class Protocol(Table, frozen=True):
     recv_rows: Some = PullSettings().recv_rows  # A1.33
     publisher_ttl: Duration = PublishSettings().ttl  # how long a publisher's retry is still answered
     receipts: bool = ReceiptSettings().ask  # subscribers tell what was delivered to them, so that it can be audited
+    recovery_wait: Duration = RecoverySettings().wait  # memory: for regions that do not answer one which begins anew
+    recovery_skip: Annotated[int, Meta(ge=0)] = RecoverySettings().skip  # and what it declares lost besides
     receipts_gc: str = ReceiptSettings().gc  # what becomes of it: a policy, as of a stream
 
-    def proxy(self) -> ProxySettings:
+    def proxy(self, *, durable: bool = True) -> ProxySettings:
         """As a replica takes them."""
         return ProxySettings(
+            recovery=RecoverySettings(on=not durable, wait=self.recovery_wait, skip=self.recovery_skip),
             chain=ChainSettings(beat=self.beat, backlog=self.backlog, retain=self.retain),
             inter_region=InterRegionSettings(period=self.advertise_period, c=self.c),
             publish=PublishSettings(ttl=self.publisher_ttl),

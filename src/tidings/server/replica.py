@@ -196,7 +196,12 @@ class Replica:
         node, store = await place.take(lambda: self._own_membership(asker), founding=self.spec.founding)
         try:
             recipe = Recipe(
-                node, self.region, self.service, await looking, self.plan.protocol.proxy(), os.urandom(16).hex()
+                node,
+                self.region,
+                self.service,
+                await looking,
+                self.plan.protocol.proxy(durable=self.plan.durable),
+                os.urandom(16).hex(),
             )
             machine = recipe.make([entry for entry in store.entries if not isinstance(entry, Membership)])
             host = Host(

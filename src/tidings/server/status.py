@@ -129,6 +129,7 @@ def _streams(
                 "horizon": {region: state.horizon for region, state in states.items()},
                 "live": owner.live if owner else 0,
                 "collected": owner.collected if owner else 0,
+                "lost": owner.lost if owner else 0,
                 "leases": _leases(voices.get(stream.region), name),
             }
         )

@@ -200,6 +200,8 @@ class Supervisor:
         for child in self.children.values():
             self._watch(child)
         self._tasks["services"] = asyncio.ensure_future(self._keep_services())
+        if not self.plan.durable and len(self.plan.regions) > 1:
+            self._tasks["memory"] = asyncio.ensure_future(self._keep_regions())
         log.info("supervisor", pid=pid, replicas=sorted(self.children), adopted=sorted(running))
 
     def _adopt(self) -> list[str]:
@@ -287,6 +289,35 @@ class Supervisor:
                     except (TidingsError, OSError) as error:
                         pause = min(PAUSE_MAX, 2 * pause)
                         log.error("it cannot be started", region=service.region, error=str(error))
+
+    async def _keep_regions(self) -> None:
+        """Found a region anew that has lost its memory: it goes on above what others hold (protocols/recovery.py)."""
+        while True:
+            await asyncio.sleep(PAUSE)
+            for region in self.lost():
+                try:
+                    await self._found_region(region)
+                except (TidingsError, OSError) as error:
+                    log.error("a region cannot be founded anew", region=region, error=str(error))
+
+    async def _found_region(self, region: RegionId) -> None:
+        mine = [child for child in self.children.values() if child.region == region]
+        log.warning("all replicas of a region have lost their memory: it is founded anew", region=region)
+        service = self.services[region]
+        await service.stop()
+        await asyncio.to_thread(service.found_anew)
+        await asyncio.gather(*[self._make_founder(child) for child in mine])
+        await service.start()
+
+    async def _make_founder(self, child: Child) -> None:
+        """Let a replica start under its first name; one that runs has come too late to have anything."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + GRACE
+        while child.pid is None and not child.held and loop.time() < end:
+            await asyncio.sleep(LOOK)  # it is being started, as another incarnation
+        if child.slot in self.plan.slots():
+            self._founding.add(child.slot)
+        await self._end(child)
 
     async def _start(self, child: Child) -> None:
         spec = Spec(

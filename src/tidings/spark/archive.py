@@ -36,11 +36,12 @@ import pyarrow.compute as pc
 
 from tidings import sync
 from tidings.client.errors import LeaseExpired
+from tidings.client.events import LOST
 from tidings.core.errors import BadInput, TidingsError
 from tidings.core.ids import FIRST, RegionId, StreamId, is_internal
 from tidings.protocols.catalog import StreamDef
 from tidings.spark.columns import COVERAGE, attributes_of
-from tidings.spark.lake import Commit, Cover, File, Lake, Snapshot, clipped, hashed, schema_of
+from tidings.spark.lake import Commit, Cover, File, Lake, Snapshot, clipped, covers_of, hashed, schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -362,13 +363,14 @@ def write_part(
     for stream in whole["stream"].unique().to_pylist() if whole is not None else ():
         assert whole is not None
         mine = whole.filter(pc.equal(whole["stream"], stream))
-        ranges = mine.filter(pc.equal(mine["kind"], COVERAGE))
+        ranging = pc.is_in(mine["kind"], pa.array([COVERAGE, LOST]))
+        ranges = mine.filter(ranging)
         lo, hi = reached[stream], ceilings.get(stream)
-        rows = fitted(mine.filter(pc.not_equal(mine["kind"], COVERAGE)), definitions[stream], lo, hi)
+        rows = fitted(mine.filter(pc.invert(ranging)), definitions[stream], lo, hi)
         if rows.num_rows:
             told += [("file", file) for file in lake.write(rows, f"{name}-{context.partitionId():05d}")]
-        covers = [Cover(stream, *each.values()) for each in ranges.select(["seq", "before", "_tick"]).to_pylist()]
-        capped = [Cover(stream, each.lo, min(each.hi, hi), each.asof) if hi else each for each in covers]
+        covers = covers_of(stream, ranges)
+        capped = [msgspec.structs.replace(each, hi=min(each.hi, hi)) if hi else each for each in covers]
         told += [("cover", each) for each in clipped(capped, reached)]
     texts = [(what, msgspec.json.encode(it).decode()) for what, it in told]
     yield pa.RecordBatch.from_arrays(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,11 +26,13 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from tidings.check.audit import Findings, Verdict, audit
 from tidings.check.survivors import Ints, ints
 from tidings.check.tables import DELIVERED, PUBLISHED, Trace
+from tidings.check.tables import LOST as LOST_RUN
+from tidings.client.events import LOST
 from tidings.core.filters import AttrType, parse_attributes
 from tidings.core.ids import RECEIPTS, StreamId, is_internal
 from tidings.protocols.catalog import StreamDef
 from tidings.spark.columns import COVERAGE
-from tidings.spark.lake import KINDS, Cover, Lake, Snapshot, gone, hashed, spark_schema
+from tidings.spark.lake import KINDS, Cover, Lake, Snapshot, covers_of, gone, hashed, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,6 +48,7 @@ EVIDENCE: dict[str, pa.DataType] = {
     "events": pa.int64(),
     "rows": pa.int64(),
     "unverifiable": pa.int64(),
+    "lost": pa.int64(),
     "unkept": pa.int64(),
     "violations": pa.int64(),
     "latencies": pa.list_(pa.float64()),
@@ -93,9 +96,10 @@ def judged(stream: StreamId, rows: pa.Table, receipts: pa.Table, facts: Facts) -
     return table_of(stream, audit(trace, {stream: facts.end}), receipts, rows)
 
 
-def with_gone(stream: StreamId, rows: pa.Table, covers: Iterable[Cover]) -> pa.Table:
-    """The published table of a stream: its rows, and the numbers that were collected before they were read."""
+def with_gone(stream: StreamId, rows: pa.Table, covers: Sequence[Cover]) -> pa.Table:
+    """The published table of a stream: its rows, the numbers that were collected before they were read, the lost."""
     lacking, asofs = gone(covers, ints(rows, "seq"))
+    lost = [{"stream": stream, "seq": c.lo, "count": c.hi - c.lo, "kind": LOST_RUN} for c in covers if c.lost]
     known = rows.select([name for name in PUBLISHED.names if name in rows.column_names])
     for name in PUBLISHED.names:
         if name not in known.column_names:
@@ -107,7 +111,7 @@ def with_gone(stream: StreamId, rows: pa.Table, covers: Iterable[Cover]) -> pa.T
         pa.array(said[each.name], each.type) if each.name in said else pa.nulls(count, each.type) for each in PUBLISHED
     ]
     whole = [known.select(PUBLISHED.names).cast(PUBLISHED), pa.Table.from_arrays(arrays, schema=PUBLISHED)]
-    return pa.concat_tables(whole)
+    return pa.concat_tables([*whole, pa.Table.from_pylist(lost, schema=PUBLISHED)])
 
 
 def table_of(stream: StreamId, found: Findings, receipts: pa.Table, rows: pa.Table) -> pa.Table:
@@ -279,6 +283,8 @@ def summary(found: pa.Table) -> dict[str, Any]:
         "events": pc.sum(pairs["events"]).as_py() or 0,
         "proved": verdicts.count(Verdict.PROVED),
         "violated": verdicts.count(Verdict.VIOLATED),
+        "lost": verdicts.count(Verdict.LOST),
+        "lost_events": pc.sum(pairs["lost"]).as_py() or 0,
         "unverifiable": verdicts.count(Verdict.UNVERIFIABLE),
         "unverifiable_events": pc.sum(pairs["unverifiable"]).as_py() or 0,
         "violations": wrong.select(names).slice(0, SHOWN).to_pylist(),
@@ -316,7 +322,7 @@ INPUT = "stream string, what string, body binary"
 STATE = "rows binary, covers binary, waiting binary, last binary"
 ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _TOLD = pa.schema([*[each.with_nullable(True) for each in DELIVERED], pa.field("region", pa.string())])
-_COVERS = pa.schema([("seq", pa.int64()), ("before", pa.int64()), ("_tick", pa.int64())])
+_COVERS = pa.schema([("seq", pa.int64()), ("before", pa.int64()), ("_tick", pa.int64()), ("kind", pa.string())])
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -333,7 +339,7 @@ class Standing(msgspec.Struct, frozen=True):
         """Take in rows, covers and receipts; how it stands then, and the evidence of what could be judged."""
         rows, covers = (pa.concat_tables([getattr(self, name), getattr(new, name)]) for name in ("rows", "covers"))
         waiting = pa.concat_tables([self.waiting, new.waiting])
-        known = [Cover(stream, *each.values()) for each in covers.to_pylist()]
+        known = covers_of(stream, covers)
         end = max([facts.end, *[cover.hi for cover in known]])
         newest = pc.max(rows["published_at"]).cast(pa.int64()).as_py() if rows.num_rows else 0
         reach = np.maximum(ints(waiting, "hi"), ints(waiting, "asof"))
@@ -355,7 +361,7 @@ def _bounded(rows: pa.Table, covers: pa.Table, end: int, keep: int) -> tuple[pa.
     lo = pc.min(covers["seq"]).as_py()
     later = covers.filter(pc.greater(covers["before"], cut))
     clipped = later.set_column(0, "seq", pc.max_element_wise(later["seq"], cut))
-    forgotten = pa.Table.from_pylist([{"seq": lo, "before": cut, "_tick": end}], schema=_COVERS)
+    forgotten = pa.Table.from_pylist([{"seq": lo, "before": cut, "_tick": end, "kind": COVERAGE}], schema=_COVERS)
     return rows, pa.concat_tables([forgotten, clipped.cast(_COVERS)])
 
 
@@ -385,9 +391,7 @@ def _fresh(found: pa.Table, ready: pa.Table, last: pa.Table) -> pa.Table:
             row["rows"] -= sum(each["rows"] for each in old)
             row["violations"] = wrong[row["subscriber"]]
             unsure = row["unverifiable"] or row["unkept"]
-            row["verdict"] = (
-                Verdict.VIOLATED if row["violations"] else Verdict.UNVERIFIABLE if unsure else Verdict.PROVED
-            )
+            row["verdict"] = Verdict.of(row["violations"], row["lost"], unsure)
             out.append(row | {"verdict": row["verdict"].value})
     return pa.Table.from_pylist(out, schema=found.schema)
 
@@ -438,7 +442,7 @@ def packed_rows(attrs: Mapping[StreamId, str], batches: Iterator[pa.RecordBatch]
         table = pa.Table.from_batches([batch])
         for stream in table["stream"].unique().to_pylist():
             mine = table.filter(pc.equal(table["stream"], stream))
-            covering = pc.equal(mine["kind"], COVERAGE)
+            covering = pc.is_in(mine["kind"], pa.array([COVERAGE, LOST]))
             covers, rows = mine.filter(covering), mine.filter(pc.invert(covering))
             if covers.num_rows:
                 yield _input(stream, "covers", covers.select(_COVERS.names).cast(_COVERS))

@@ -12,10 +12,11 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from tidings.client.events import KINDS
+from tidings.client.events import KINDS, LOST
 from tidings.core.errors import BadInput
 from tidings.core.filters import AttrType, parse_attributes
 from tidings.core.ids import StreamId
+from tidings.core.ranges import Ranges
 from tidings.core.rows import ROW_SCHEMA, WHERE, ArrowRows, Origin
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -41,7 +42,8 @@ KEPT: dict[str, pa.DataType] = {
 """What an archive has besides: what a collecting event collects, and of whose batch a row is part."""
 
 COVERAGE = "coverage"
-"""In an archive, the kind of a row that is no event: of [seq, before) all is there that survived as of _tick."""
+"""In an archive, the kind of a row that is no event: of [seq, before) all is there that survived as of _tick. Likewise
+`LOST`: nobody has [seq, before)."""
 
 
 def attributes_of(streams: Mapping[StreamId, str]) -> dict[str, AttrType]:
@@ -100,10 +102,19 @@ class Columns:
                 columns.append(rows.batch.column(place))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def coverage(self, stream: StreamId, lo: int, hi: int, asof: int) -> pa.RecordBatch:
-        """A range as a row."""
-        said = {"stream": stream, "seq": lo, "before": hi, "_tick": asof, "kind": COVERAGE}
-        return pa.RecordBatch.from_pylist([said], schema=self.schema)
+    def coverage(
+        self, stream: StreamId, lo: int, hi: int, asof: int, lost: Sequence[tuple[int, int]] = ()
+    ) -> pa.RecordBatch:
+        """A range as a row, or, where parts of it are lost, as several."""
+        known = Ranges([(lo, hi)])
+        for each in lost:
+            known.remove(*each)
+        ranges = [*[(*each, COVERAGE) for each in known], *[(*each, LOST) for each in lost]]
+        said = [
+            {"stream": stream, "seq": first, "before": last, "_tick": max(asof, first), "kind": kind}
+            for first, last, kind in sorted(ranges)
+        ]
+        return pa.RecordBatch.from_pylist(said, schema=self.schema)
 
 
 @lru_cache(maxsize=64)  # the same few texts in batches of the same few sizes

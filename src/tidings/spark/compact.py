@@ -83,7 +83,7 @@ def compact_stream(spark: SparkSession, lake: Lake, snapshot: Snapshot, stream: 
         at=time.time(),
         add=tuple(written),
         remove=tuple([file.path for file in files]),
-        coverage=tuple([Cover(stream, cover.lo, cover.hi, max(cover.asof, end)) for cover in covers]),
+        coverage=tuple([Cover(stream, cover.lo, cover.hi, max(cover.asof, end), cover.lost) for cover in covers]),
     )
 
 

@@ -36,6 +36,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidings.check.survivors import codes, ints
+from tidings.client.events import LOST
 from tidings.core.errors import BadInput
 from tidings.core.filters import ARROW, AttrType, parse_attributes
 from tidings.core.hashing import Seqs, content_hashes
@@ -82,6 +83,7 @@ class Cover(msgspec.Struct, frozen=True, array_like=True):
     lo: int
     hi: int
     asof: int
+    lost: bool = False  # its owner has declared that nobody has it: there is no row, and nothing collected it
 
 
 class File(msgspec.Struct, frozen=True):
@@ -161,10 +163,10 @@ def covered(covers: Iterable[Cover]) -> list[Cover]:
     out: list[Cover] = []
     for cover in sorted(covers, key=lambda each: each.lo):
         last = out[-1] if out else None
-        if last is not None and last.hi == cover.lo:
+        if last is not None and last.hi == cover.lo and last.lost == cover.lost:
             asof = max(last.asof, last.lo)
             if asof == cover.asof or (asof <= cover.lo and cover.asof <= cover.lo):
-                out[-1] = Cover(cover.stream, last.lo, cover.hi, last.asof)
+                out[-1] = Cover(cover.stream, last.lo, cover.hi, last.asof, last.lost)
                 continue
         out.append(cover)
     return out
@@ -342,6 +344,10 @@ class Lake:
             if cover.hi <= at or cover.lo > at or at >= hi:
                 continue
             end = min(cover.hi, hi)
+            if cover.lost:
+                yield Span.declared_lost(stream, at, end)
+                at = end
+                continue
             for rows in self.read(stream, at, end, snapshot):
                 for start in range(0, rows.num_rows, CHUNK):
                     part = rows.slice(start, CHUNK)
@@ -428,6 +434,8 @@ def gone(covers: Iterable[Cover], seqs: Seqs) -> tuple[Seqs, Seqs]:
     """The numbers of a stream that are covered and have no row, and the number as of which each is gone."""
     lacking, asofs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for cover in covers:
+        if cover.lost:
+            continue
         have = seqs[(seqs >= cover.lo) & (seqs < cover.hi)]
         lacking.append(np.setdiff1d(np.arange(cover.lo, cover.hi), have, assume_unique=True))
         asofs.append(np.full(len(lacking[-1]), cover.asof))
@@ -440,8 +448,14 @@ def clipped(covers: Sequence[Cover], ends: Mapping[StreamId, int]) -> list[Cover
     for cover in covers:
         lo = max(cover.lo, ends.get(cover.stream, FIRST))
         if lo < cover.hi:
-            out.append(Cover(cover.stream, lo, cover.hi, max(cover.asof, lo)))
+            out.append(Cover(cover.stream, lo, cover.hi, max(cover.asof, lo), cover.lost))
     return out
+
+
+def covers_of(stream: StreamId, ranges: pa.Table) -> list[Cover]:
+    """The coverage that rows of a source say, which are no events (spark/columns.py)."""
+    wanted = [ranges[name].to_pylist() for name in ("seq", "before", "_tick", "kind")]
+    return [Cover(stream, lo, hi, asof, kind == LOST) for lo, hi, asof, kind in zip(*wanted, strict=True)]
 
 
 def _sync(folder: Path) -> None:

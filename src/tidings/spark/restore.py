@@ -1,9 +1,10 @@
 """A lost cluster comes back from the lake: the same rows under the same numbers, and publishing goes on behind them.
 
 What was published and had not reached the lake is lost. Of numbers that the owner had given out by the last commit the
-lake knows; they are not given out again, and the result says how many there are of each stream. Publishers connect
-anew: what a session had accepted after the last archived event nobody knows, so none is continued; a client that was
-in the middle of one is told so and does not guess. Durable subscriptions begin anew as well.
+lake knows; they are not given out again but declared lost (decision 0011), and the result says how many there are of
+each stream. Whoever knows of more, a subscriber's last number say, declares those: `tidings stream declare-lost`.
+Publishers connect anew: what a session had accepted after the last archived event nobody knows, so none is continued; a
+client that was in the middle of one is told so and does not guess. Durable subscriptions begin anew as well.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from tidings.core.ids import FIRST, RegionId, is_internal
-from tidings.core.rows import NO_ROWS
 from tidings.core.span import Span
 from tidings.server import plan as plans
 from tidings.server.founding import found
@@ -35,7 +35,7 @@ def restore(directory: str | Path, files: Layout) -> dict[str, Any]:
                 yield from lake.spans(each.name, snapshot)
                 at = snapshot.end(each.name)
                 if lost[each.name]:
-                    yield Span(each.name, at, at + lost[each.name], at + lost[each.name], NO_ROWS)
+                    yield Span.declared_lost(each.name, at, at + lost[each.name])
 
     plan = plans.load(files.plan)
     found(files, plan, definitions, contents, time.time())

@@ -182,14 +182,16 @@ def batches(options: ReadOptions, schema: StructType, part: Range, *, renew: boo
         if renew and part.lease:
             resumed(connection, part.stream, part.lease, options)
         try:
+            lost: list[tuple[int, int]] = []
             with connection.read(part.stream, part.lo, part.hi, **settings) as reading:
                 while spans := reading.take(options.timeout):
                     for span in spans:
                         judge(span, options)
+                        lost += span.lost
                         if span.count and isinstance(span.span.rows, ArrowRows):
                             yield columns.batch(part.stream, span.span.rows)
                 if options.archive is not None:
-                    yield columns.coverage(part.stream, part.lo, part.hi, max(part.asof, part.lo))
+                    yield columns.coverage(part.stream, part.lo, part.hi, max(part.asof, part.lo), lost)
         except AsofGone as gone:
             forgotten(part, gone)
         except TimeoutError:
@@ -206,12 +208,15 @@ def _attributes(schema: StructType) -> dict[str, AttrType]:
 
 
 def judge(span: Rows, options: ReadOptions) -> None:
-    """A range that was declared lost fails the query, or is logged; a collected one is nothing to speak of."""
+    """A range that was declared lost fails the query, or is logged; a collected one is nothing to speak of.
+
+    An archive keeps what there is, and writes down what is lost.
+    """
     for lo, hi in span.lost:
         what = f"stream {span.stream!r}: [{lo}, {hi}) was declared lost by its owner"
-        if options.fail_on_data_loss:
+        if options.fail_on_data_loss and not options.archive:
             raise DataLoss(f"{what}; set option 'failOnDataLoss' to false to go on without these events")
-        log.warning("%s; going on without it (failOnDataLoss=false)", what)
+        log.warning("%s; going on without it", what)
 
 
 def forgotten(part: Range, gone: AsofGone) -> NoReturn:
