@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spark.rig import Cluster
 from tidings.spark.session import spark as session
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of them on one worker: a session and a cluster are dear."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")

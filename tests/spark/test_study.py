@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tidings.lab import study
 from tidings.lab.claims import Claim, Findings
 from tidings.lab.ledger import Ledger
 from tidings.lab.study import Sql, Study
-from tidings.spark.session import spark
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local() -> Iterator[Any]:
-    with spark("local[2]", "test_study") as found:
-        yield found
 
 
 def measure(point: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -30,7 +21,7 @@ def report(sql: Sql, scale: str, out: Path) -> Findings:
     return Findings([Claim("c", "s", "e", f"{found['rows']} {found['total']} {found['most']}", True)])
 
 
-def test_points_run_once_and_only_those_of_the_scale_are_judged(tmp_path: Path) -> None:
+def test_points_run_once_and_only_those_of_the_scale_are_judged(spark: Any, tmp_path: Path) -> None:
     grids = {"quick": [{"x": 1}, {"x": 2}], "full": [{"x": 1}, {"x": 2}, {"x": 3}]}
     small = Study("small", grids.__getitem__, measure, report)
     told: list[tuple[int, int]] = []

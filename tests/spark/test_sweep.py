@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,8 @@ from tidings.core.errors import TidingsError
 from tidings.lab import campaign, fleet
 from tidings.sim.run import simulate
 from tidings.spark import session
-from tidings.spark.session import NoSpark, require_java, spark
+from tidings.spark.session import NoSpark, require_java
 from tidings.spark.sweep import SweepFailed, results
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[Any]:
-    with spark("local[2]", "test_sweep") as found:
-        yield found
 
 
 def square(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,18 +22,18 @@ def square(point: Mapping[str, Any]) -> dict[str, Any]:
     return {"x": point["x"], "square": point["x"] ** 2}
 
 
-def test_every_point_gives_its_result_once(local: Any) -> None:
-    found = [each for some in results(local, square, [{"x": x} for x in range(10)]) for each in some]
+def test_every_point_gives_its_result_once(spark: Any) -> None:
+    found = [each for some in results(spark, square, [{"x": x} for x in range(10)]) for each in some]
     assert sorted(each["x"] for each in found) == list(range(10))
     assert all(each["square"] == each["x"] ** 2 for each in found)
-    assert list(results(local, square, [])) == []
+    assert list(results(spark, square, [])) == []
 
 
-def test_a_point_that_raises_is_named_and_spares_the_others(local: Any) -> None:
+def test_a_point_that_raises_is_named_and_spares_the_others(spark: Any) -> None:
     found: list[dict[str, Any]] = []
 
     def gather() -> None:
-        for some in results(local, square, [{"x": x} for x in (12, 13, 14)]):
+        for some in results(spark, square, [{"x": x} for x in (12, 13, 14)]):
             found.extend(some)
 
     with pytest.raises(SweepFailed, match=r"1 of 3 points failed.*\{'x': 13\}"):
@@ -56,14 +50,14 @@ def hash_of(point: Mapping[str, Any]) -> dict[str, Any]:
     return {"trace_hash": deployment.world.trace_hash}
 
 
-def test_a_simulation_inside_a_task_has_the_trace_hash_that_it_has_outside(local: Any) -> None:
+def test_a_simulation_inside_a_task_has_the_trace_hash_that_it_has_outside(spark: Any) -> None:
     point = {"scenario": str(Path(__file__).parents[2] / "scenarios/sprinkler-smoke.toml"), "seed": 7}
-    ((inside,),) = results(local, hash_of, [point])
+    ((inside,),) = results(spark, hash_of, [point])
     assert inside == hash_of(point)
     assert len(inside["trace_hash"]) == 32
 
 
-def test_a_campaign_on_spark_finds_what_it_finds_here_and_goes_on_where_it_stopped(local: Any, tmp_path: Path) -> None:
+def test_a_campaign_on_spark_finds_what_it_finds_here_and_goes_on_where_it_stopped(spark: Any, tmp_path: Path) -> None:
     here = campaign.run_seed(1)
     fleet.run("sprinkler", range(1, 2), master="local[2]", folder=tmp_path)
     (there,) = fleet.Ledger(tmp_path, fleet.SCHEMA).table().to_pylist()

@@ -64,6 +64,7 @@ from tidings.core.gc import GcPolicy
 from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_internal
 from tidings.core.predicates import Predicate
 from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, before_rows, data_kinds, no_befores, where_rows
+from tidings.core.span import MESSAGE_BYTES
 from tidings.net.host import PEER, Host
 from tidings.net.names import ADDRESSES, make_id
 from tidings.protocols.catalog import (
@@ -90,7 +91,7 @@ from tidings.protocols.subscriptions import EARLIEST, LATEST, Ended, Fed, Lost, 
 TIMEOUT = 10.0  # seconds to find the cluster, and to make posted events durable at the end; ours
 REPORT = 0.1  # seconds between reports of what durable subscriptions have processed; ours
 TABLE_ROWS = 16_384  # rows in a batch of a table; ours, because larger ones gain nothing
-TABLE_BYTES = 16 << 20  # and bytes: a quarter of a frame
+TABLE_BYTES = MESSAGE_BYTES // 2  # and bytes: rows differ in size, and what is larger than a message is refused
 
 Start: TypeAlias = Literal["earliest", "latest"] | int
 _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

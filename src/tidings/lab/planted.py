@@ -351,8 +351,9 @@ PROXY = (
     Mutant(
         "ticks-not-observed",
         "protocols.proxy",
-        "clock.observe(self.log.ticks[stream])",
-        "pass",
+        "self._all_rows(STAGES))\n        for stream, clock in self.clocks.items():\n"
+        "            clock.observe(self.log.ticks[stream])",
+        "self._all_rows(STAGES))",
         "a new head takes its ticks from its own clock, which may be behind that of the head before",
     ),
     Mutant(
