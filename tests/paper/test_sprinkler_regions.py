@@ -24,6 +24,7 @@ from tidings.protocols.interregion import (
     InterRegionSettings,
     Solicit,
     Subscribe,
+    Subscription,
     Unsubscribe,
 )
 from tidings.protocols.kernel import Deliver, Effect, Effects, Message, Received, Report, Send, SetTimer
@@ -372,3 +373,35 @@ def test_spans_of_another_stream_or_none_at_all_are_no_news() -> None:
 
 def test_a_subscription_below_the_first_number_is_refused() -> None:
     assert Region().hears(0.0, "y0", Subscribe("t", 0)) == [Report("bad_message")]
+
+
+def test_what_is_not_acknowledged_is_sent_again_ever_later_and_one_message_at_a_time() -> None:
+    """Else a slow path is filled with copies of what is still on its way."""
+    subscription = Subscription(1)
+    subscription.unacked = [100 * at for at in range(1, 9)]
+    due = []
+    for tick in range(1, 9):
+        subscription.idle = tick
+        if tick >= subscription.due:
+            subscription.again()
+            due.append(tick)
+    assert due == [1, 2, 4, 8]
+    assert subscription.window == 1 and subscription.next == 1
+    subscription.unacked = [100]
+    subscription.progress(100)
+    assert subscription.due == 9  # it took so long last time
+    assert subscription.window == 2 and not subscription.unacked
+
+
+def test_a_window_doubles_until_it_was_too_much_and_then_grows_slowly() -> None:
+    subscription = Subscription(1)
+    subscription.unacked = list(range(10, 330, 10))
+    subscription.idle = 1
+    subscription.again()
+    assert subscription.enough == 16
+    widths = []
+    for _ in range(7):
+        subscription.unacked = [subscription.done + at for at in range(1, int(subscription.window) + 1)]
+        subscription.progress(subscription.unacked[-1])
+        widths.append(subscription.window)
+    assert widths == [2, 4, 8, 16, 17, 18, 19]

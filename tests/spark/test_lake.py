@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -158,3 +160,12 @@ def test_a_lake_of_a_newer_format_is_refused(tmp_path: Path) -> None:
 def test_a_directory_that_is_no_lake_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no lake"):
         Lake.existing(tmp_path)
+
+
+def test_without_java_a_command_says_so_in_one_line(tmp_path: Path) -> None:
+    append(lake_in(tmp_path), PLAIN, range(1, 3))
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": "/nowhere"}
+    command = [sys.executable, "-m", "tidings.cli.app", "audit", "--lake", str(tmp_path / "lake")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("tidings: Spark needs Java 17")
+    assert done.stderr.count("\n") == 1 and not done.stdout

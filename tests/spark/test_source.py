@@ -21,7 +21,20 @@ from tidings.core.filters import parse, parse_attributes
 
 
 def run(spark: Any, cluster: Cluster, folder: Path, each: Any = None, **more: Any) -> Any:
-    """A streaming query to Parquet (or a function of each batch) until everything is read."""
+    """A streaming query to Parquet (or a function of each batch) until everything is read.
+
+    Spark gives a Python process ten seconds to start, too few at times where others use the machine: once more then.
+    """
+    for _ in range(3):
+        try:
+            return run_once(spark, cluster, folder, each, **more)
+        except StreamingQueryException as error:
+            if "failed to connect back" not in str(error):
+                raise
+    raise AssertionError("no Python process came to life in ten seconds, three times")
+
+
+def run_once(spark: Any, cluster: Cluster, folder: Path, each: Any, **more: Any) -> Any:
     df = spark.readStream.format("tidings").options(**options(cluster, **more)).load()
     writer = df.writeStream.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
     if each is not None:

@@ -38,6 +38,7 @@ from tidings.core.errors import TidingsError
 
 EXTRAS = {
     "matplotlib": "lab",
+    "pyspark": "spark",
     **dict.fromkeys(("lmdb", "numba", "prometheus_client", "starlette", "structlog", "uvicorn"), "server"),
 }
 

@@ -187,6 +187,23 @@ class Chunks:
         if self._small >= SMALL_RUN:
             self._rewrite(len(self._chunks) - self._small, len(self._chunks), 0, 0)
 
+    def enter(self, rows: Rows, low: int) -> bool:
+        """Claim, append and mark in one pass, which cannot be undone; False if these rows need the three steps."""
+        if self.index is None or not isinstance(rows, ArrowRows) or rows.seqs is not None:
+            return False
+        if not 0 < rows.count <= 2 * CHUNK_ROWS:
+            return False
+        keys = self.index.checked(rows.batch.column(COLUMN_KEY))
+        if keys is None:
+            return False
+        self._settle()
+        self._push(rows)
+        self.live += rows.count
+        self.stored += rows.count
+        self._count_killed(*self.index.enter(keys, rows.first, self._table[: len(self._chunks)], low))
+        self._gather()
+        return True
+
     def append_few(self, rows: ListedRows, low: int) -> None:
         """Claim the keys of a few rows, store them above all others and mark what they collect."""
         if rows.count > FEW:

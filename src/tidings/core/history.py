@@ -138,6 +138,10 @@ class CountedStore:
     def unclaim(self, claim: Claim | None) -> None:
         """Nothing was entered."""
 
+    def enter(self, rows: Rows, low: int) -> bool:
+        """There is no short way for counted rows."""
+        return False
+
     def append_few(self, rows: ListedRows, low: int) -> None:
         """Refuse rows that cannot be counted."""
         raise BadInput(NOT_COUNTED)
@@ -278,14 +282,16 @@ class History:
         if self._counted and not span.full:  # only "before n" can have collected counted rows: it says as of when
             steps.append((span.asof - 1, _first(rows, span.hi)))
         matched = self._store.predicates(rows, self.low)
-        claim = self._store.claim(rows)
-        if span.asof > span.lo or self._pieces:
+        certain = span.asof <= span.lo and not self._pieces
+        if not (certain and self._store.enter(rows, self.low)):
+            claim = self._store.claim(rows)
             try:
-                self._refuse_contradictions(span, claim, steps, matched)
+                if not certain:
+                    self._refuse_contradictions(span, claim, steps, matched)
             except Contradiction:
                 self._store.unclaim(claim)
                 raise
-        self._store.append(span, claim, self.low)
+            self._store.append(span, claim, self.low)
         for seq, victims in matched:
             if len(victims):
                 self._store.collect(seq, victims)

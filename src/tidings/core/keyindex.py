@@ -22,7 +22,7 @@ import pyarrow as pa
 from tidings.core.hashing import Seqs
 
 if TYPE_CHECKING:
-    from tidings.core.keytable import KeyTable
+    from tidings.core.keytable import Keys, KeyTable
 
 DICT_LIMIT = 8192  # ours, because up to here a dict needs less than a millisecond per thousand rows and no compiler
 TABLE_LIMIT = 512  # ours: likewise in a process that has compiled it anyway; a dict takes 1.5 us a row
@@ -91,6 +91,21 @@ class KeyIndex:
                 previous.append(get(key, -1))
                 small[key] = seq
         return previous
+
+    def checked(self, keys: pa.Array) -> Keys | None:
+        """Keys for `enter`; None if there are too few for the compiled table. `BadInput` for what it cannot follow."""
+        if self._table is None and self._is_large(len(keys)):
+            self._compile()
+        if self._table is None:
+            return None
+        from tidings.core.keytable import buffers
+
+        return buffers(keys)
+
+    def enter(self, keys: Keys, first: int, table: Seqs, low: int) -> tuple[int, int]:
+        """`replace` and `mark` in one, for the dense rows of the newest chunk of a table."""
+        assert self._table is not None
+        return self._table.enter(keys, first, table, low)
 
     def restore(self, keys: pa.Array, previous: Seqs) -> None:
         """Undo the `replace` that returned these numbers; nothing may have happened in between."""

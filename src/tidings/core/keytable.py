@@ -30,6 +30,8 @@ from tidings.core.errors import BadInput
 from tidings.core.hashing import Seqs
 
 Words: TypeAlias = NDArray[np.int64]
+Keys: TypeAlias = tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.bool_]]
+"""Offsets, bytes and validity of a binary array, checked."""
 Kernel: TypeAlias = Callable[..., Any]
 
 BLOCK = 128  # ours, because what it asks for (two cache lines per key) still fits the first-level cache
@@ -207,6 +209,41 @@ def _find(slots: int, mask: int, entries: int, arena: int, h: int, word0: int, w
 
 
 @kernel
+def _look_up(
+    offsets: NDArray[np.int32], base: int, start: int, size: int, seed: int, slots: int, mask: int, entries: int,
+    hashes: Words, words0: Words, words1: Words,
+) -> None:  # fmt: skip
+    """Hash a block of keys, and ask the memory for their slots and then for their entries."""
+    for j in range(size):
+        begin = np.int64(offsets[start + j])
+        length = np.int64(offsets[start + j + 1]) - begin
+        hashes[j], words0[j], words1[j] = _read(base + begin, length, seed)
+        prefetch(slots + 8 * (hashes[j] & mask))
+    for j in range(size):
+        prefetch(entries + ENTRY_BYTES * ((load64(slots + 8 * (hashes[j] & mask)) & LOW) - 1))
+
+
+@kernel
+def _insert(
+    at: int, h: int, word0: int, word1: int, length: int, number: int,
+    slots: Words, entries: Words, arena: NDArray[np.uint8], counts: Words,
+) -> bool:  # fmt: skip
+    """Give a new key the empty slot where it belongs; False if there is no room."""
+    end = counts[ARENA] + (length if length > INLINE else 0)
+    if counts[ENTRIES] == len(entries) or end > len(arena):
+        return False
+    if length > INLINE:
+        _copy(word1, np.int64(arena.ctypes.data) + counts[ARENA], length)
+        word1, counts[ARENA] = counts[ARENA], end
+    entry = counts[ENTRIES]
+    counts[ENTRIES] += 1
+    slots[at] = (h & HIGH) | (entry + 1)
+    entries[entry, ROW], entries[entry, WORD0] = number, word0
+    entries[entry, WORD1], entries[entry, LENGTH] = word1, length
+    return True
+
+
+@kernel
 def _replace(
     offsets: NDArray[np.int32],
     data: NDArray[np.uint8],
@@ -226,13 +263,7 @@ def _replace(
     hashes, words0, words1 = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
     for start in range(first, len(numbers), BLOCK):
         size = min(BLOCK, len(numbers) - start)
-        for j in range(size):
-            begin = np.int64(offsets[start + j])
-            length = np.int64(offsets[start + j + 1]) - begin
-            hashes[j], words0[j], words1[j] = _read(base + begin, length, seed)
-            prefetch(slot_base + 8 * (hashes[j] & mask))
-        for j in range(size):
-            prefetch(entry_base + ENTRY_BYTES * ((load64(slot_base + 8 * (hashes[j] & mask)) & LOW) - 1))
+        _look_up(offsets, base, start, size, seed, slot_base, mask, entry_base, hashes, words0, words1)
         for j in range(size):
             i = start + j
             if len(valid) > 0 and not valid[i]:
@@ -248,17 +279,8 @@ def _replace(
                 counts[VACANT] -= previous[i] < 0
                 store64(entry, numbers[i])
                 continue
-            end = counts[ARENA] + (length if length > INLINE else 0)
-            if counts[ENTRIES] == len(entries) or end > len(arena):
+            if not _insert(at, h, word0, word1, length, numbers[i], slots, entries, arena, counts):
                 return i
-            if length > INLINE:
-                _copy(word1, arena_base + counts[ARENA], length)
-                word1, counts[ARENA] = counts[ARENA], end
-            entry = counts[ENTRIES]
-            counts[ENTRIES] += 1
-            slots[at] = (h & HIGH) | (entry + 1)
-            entries[entry, ROW], entries[entry, WORD0] = numbers[i], word0
-            entries[entry, WORD1], entries[entry, LENGTH] = word1, length
             previous[i] = -1
     return len(numbers)
 
@@ -427,6 +449,73 @@ def _mark(table: Words, firsts: Words, numbers: Seqs, previous: Seqs, low: int) 
     return older + within, numbers[last] if older + within else 0
 
 
+@kernel
+def _enter(
+    offsets: NDArray[np.int32],
+    data: NDArray[np.uint8],
+    valid: NDArray[np.bool_],
+    first: int,
+    begin: int,
+    slots: Words,
+    entries: Words,
+    arena: NDArray[np.uint8],
+    counts: Words,
+    seed: int,
+    table: Words,
+    firsts: Words,
+    low: int,
+    tally: Words,
+) -> int:
+    """`_replace` and `_mark` in one for the rows of the newest chunk, which are numbered from ``first`` on.
+
+    Returns the row for which there was no room, or their count. ``tally``: rows collected, the last that collects, a
+    victim that is not stored (or -1).
+    """
+    base, arena_base = np.int64(data.ctypes.data), np.int64(arena.ctypes.data)
+    slot_base, entry_base, mask = np.int64(slots.ctypes.data), np.int64(entries.ctypes.data), len(slots) - 1
+    dead, total = table[len(firsts) - 1, T_DEAD], len(offsets) - 1
+    hashes, words0, words1 = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
+    victims, killers, which = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64), np.arange(BLOCK)
+    chunks, starts = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
+    within, waiting, full = 0, 0, total
+    for start in range(begin, total, BLOCK):
+        size = min(BLOCK, total - start)
+        _look_up(offsets, base, start, size, seed, slot_base, mask, entry_base, hashes, words0, words1)
+        for j in range(size):
+            i = start + j
+            if len(valid) > 0 and not valid[i]:
+                continue
+            h, word0, word1 = hashes[j], words0[j], words1[j]
+            length = np.int64(offsets[i + 1]) - np.int64(offsets[i])
+            at = _find(slot_base, mask, entry_base, arena_base, h, word0, word1, length)
+            slot = load64(slot_base + 8 * at)
+            if slot == 0:
+                if not _insert(at, h, word0, word1, length, first + i, slots, entries, arena, counts):
+                    full = i
+                    break
+                continue
+            place = entry_base + ENTRY_BYTES * ((slot & LOW) - 1)
+            victim = load64(place)
+            store64(place, first + i)
+            if victim >= first:  # most often: within the batch
+                store64(dead + 8 * (victim - first), first + i)
+                within, tally[1] = within + 1, first + i
+            elif victim >= low:
+                victims[waiting], killers[waiting] = victim, first + i
+                waiting, tally[1] = waiting + 1, first + i
+            else:
+                counts[VACANT] -= victim < 0
+        if waiting > 0:  # never more than a block of them
+            tally[2] = _mark_older(table, firsts, killers, victims, which, waiting, chunks, starts)
+            tally[0] += waiting
+            waiting = 0
+        if full < total or tally[2] >= 0:
+            break
+    table[len(firsts) - 1, T_ALIVE] -= within
+    tally[0] += within
+    return full
+
+
 def mark(table: Words, numbers: Seqs, previous: Seqs, low: int) -> tuple[int, int]:
     """Mark the rows at or above low that are replaced, in the chunks of a table; how many, and the last killer."""
     killed, last = _mark(table, table[:, T_FIRST].copy(), numbers, previous, low)
@@ -458,7 +547,7 @@ class KeyTable:
 
     def replace(self, keys: pa.Array, numbers: Seqs) -> Seqs:
         """Enter keys with their ascending numbers; the number each one replaces, or -1."""
-        offsets, data, valid = _buffers(keys)
+        offsets, data, valid = buffers(keys)
         previous = np.empty(len(numbers), np.int64)
         done = 0
         while True:
@@ -469,6 +558,24 @@ class KeyTable:
             if done == len(numbers):
                 return previous
             self._grow(int(offsets[done + 1]) - int(offsets[done]))
+
+    def enter(self, keys: Keys, first: int, table: Words, low: int) -> tuple[int, int]:
+        """Enter the keys of the newest chunk of a table, numbered from ``first`` on, and mark what they replace.
+
+        How many rows at or above low were collected, and the last that collects.
+        """
+        firsts = table[:, T_FIRST].copy()
+        tally = np.array([0, 0, -1])
+        done, total = 0, len(keys[0]) - 1
+        while True:
+            done = _enter(
+                *keys, first, done, self._slots, self._entries, self._arena, self._counts, self._seed,
+                table, firsts, low, tally,
+            )  # fmt: skip
+            assert tally[2] < 0, f"row {tally[2]} is in the key index but not stored"
+            if done == total:
+                return int(tally[0]), int(tally[1])
+            self._grow(int(keys[0][done + 1]) - int(keys[0][done]))
 
     def replace_few(self, keys: Sequence[bytes | None], first: int) -> list[int]:
         """Enter keys numbered from ``first`` on, without making arrays of them."""
@@ -492,7 +599,7 @@ class KeyTable:
 
     def restore(self, keys: pa.Array, previous: Seqs) -> None:
         """Undo the `replace` that returned these numbers."""
-        _restore(*_buffers(keys), previous, self._slots, self._entries, self._arena, self._counts, self._seed)
+        _restore(*buffers(keys), previous, self._slots, self._entries, self._arena, self._counts, self._seed)
 
     def forget(self, low: int) -> None:
         """Drop the keys whose last number is below low."""
@@ -516,7 +623,7 @@ class KeyTable:
         self._slots, self._entries, self._arena, self._counts = new._slots, new._entries, new._arena, new._counts
 
 
-def _buffers(keys: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.bool_]]:
+def buffers(keys: pa.Array) -> Keys:
     """Offsets, bytes and validity of a binary array, checked; an empty validity means there is no null."""
     if keys.type != pa.binary():
         raise BadInput(f"keys must be binary, not {keys.type}")
@@ -524,6 +631,7 @@ def _buffers(keys: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDAr
     first, count = keys.offset, len(keys)
     data = np.empty(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
     offsets = np.frombuffer(offset_buffer, np.int32)[first : first + count + 1]
+    offsets.flags.writeable = data.flags.writeable = False  # one type for the compiler, wherever the keys come from
     if len(offsets) <= count or not _offsets_fit(offsets, len(data)):
         raise BadInput("keys: offsets descend or point outside of the key bytes")
     valid = np.empty(0, np.bool_)

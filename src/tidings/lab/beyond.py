@@ -38,8 +38,8 @@ PLACES = ("head", "middle", "tail")
 CHURN = (0.0, 0.05, 0.2)  # share of the clients that is replaced every second
 OUTAGES = {"quick": (2.0, 8.0), "full": (2.0, 4.0, 8.0, 16.0)}  # seconds
 POLICIES = ("none", "by-key")
-KEYS, SKEW = 500, 1.1
-LINK_BITS = 1_000_000.0  # of the narrow link: one and a half to two times what flows over it
+KEYS, SKEW = 5_000, 1.1
+LINK_RATE, LINK_BITS = 10_000.0, 10e6  # events/s over the narrow link, which carries twice to three times that
 CONSTANTS: dict[str, float | None] = {"0": 0.0, "in proportion": None, "never": 1e12}
 BUFFERS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 
@@ -165,6 +165,7 @@ def measure_outage(point: Mapping[str, Any]) -> list[Row]:
         heal + 6.0 * length + 6.0,
         (Cut(BREAKS, "r0", "r1"), Heal(heal, "r0", "r1")),
         gc=point["gc"],
+        rate=LINK_RATE,
         bandwidth=LINK_BITS,
     )
     _, watch, violations = _run(plan, point["seed"])

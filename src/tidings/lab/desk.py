@@ -427,7 +427,7 @@ class Desks:
                 note(LEDGER, "resumed_too_early", before.saved.get(last, 1) - lo, 0)
 
     def _quiet(self, rival: Desk) -> bool:
-        """Whether nothing came after the rival had taken over: then the editor had nothing to save, and was not told."""
+        """Whether nothing came after the rival took over: then the editor had nothing to save, and was not told."""
         return 1 not in rival.fed and not self.calm
 
     def _usurped(self, rival: Desk) -> bool:

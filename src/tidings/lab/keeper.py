@@ -96,8 +96,9 @@ class Keeper:
             out += self._do(now, Hold(Lease(LONG, self.stream, ttl=FOREVER)))
         if self.steps > 8 and self.steps % 8 == 2 and now < LAST_SHORT:
             out += self._do(now, Hold(Lease(f"{SHORT}-{self.steps}", self.stream, ttl=BRIEF)))
-        if now > MOVE_AT and not self.moved and self.horizon > self.asofs.get(LONG, 1):
+        if now > MOVE_AT and not self.moved and self.horizon > self.asofs.get(LONG, self.horizon):
             self.moved = True
+            self.asofs[LONG] = self.horizon  # from now on it may be as of this
             out += self._do(now, MoveLease(LONG, self.horizon))
         if self.steps % READ_EVERY == 0 and now < LAST_READ:
             out += self._read(now)
@@ -125,7 +126,7 @@ class Keeper:
     def _note(self, now: Time, item: object) -> list[Effect]:
         match item:
             case Granted(name, asof):
-                self.asofs[name] = asof
+                self.asofs.setdefault(name, asof)
                 return self._do(now, LetGo(name, release=False)) if name != LONG else []
             case Dropped(name, reason) if name == LONG:
                 self.lost.append(reason)

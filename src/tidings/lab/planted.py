@@ -243,8 +243,8 @@ INTER_REGION = (
     Mutant(
         "credit-never-returned",
         "protocols.interregion",
-        "[end for end in subscription.unacked if end > horizon]",
-        "[end for end in subscription.unacked if end >= horizon]",
+        "acked = bisect_right(self.unacked, horizon)",
+        "acked = bisect_right(self.unacked, horizon - 1)",
         "the last acknowledged message stays in flight for ever",
     ),
 )

@@ -15,6 +15,7 @@ goes back to the owner, whose path is the shortest, unless it has just left it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -106,6 +107,9 @@ class InterRegionSettings(Value, frozen=True, gc=False):
     grudge: float = 5.0  # seconds until an owner that was left is preferred again
 
 
+FIRST_WINDOW = 16.0  # messages in flight at first; ours: 65,536 rows, then the path tells how many more it carries
+
+
 class Expect:
     """expects[s] of figure 1: the source of a stream, what it last advertised and when."""
 
@@ -126,8 +130,28 @@ class Subscription:
         self.next = lo  # first number not sent
         self.done = lo  # first number not acknowledged
         self.unacked: list[int] = []  # ends of the messages in flight
+        self.window = FIRST_WINDOW  # how many may be; the more the path carries, the more
+        self.enough = 1 << 30  # from here on the window grows by one message per window, as in TCP
         self.idle = 0  # PumpTicks without progress
         self.idle_at = 0  # what the last PumpTick found unacknowledged
+        self.due = 1  # of those, when it is sent again: more than it took last time, and twice as many each time
+
+    def progress(self, horizon: int) -> None:
+        """All below is acknowledged."""
+        acked = bisect_right(self.unacked, horizon)
+        self.done = horizon
+        self.next = max(self.next, horizon)
+        del self.unacked[:acked]
+        self.window += acked if self.window < self.enough else acked / self.window
+        self.idle, self.due = 0, self.idle + 1
+
+    def again(self) -> None:
+        """Nothing is acknowledged: begin again with one message, since the path may be full of the others."""
+        self.enough = max(2, len(self.unacked) // 2)
+        self.window = 1.0
+        self.due = 2 * self.idle
+        self.next = self.done
+        self.unacked.clear()
 
 
 class InterRegion:
@@ -242,7 +266,8 @@ class InterRegion:
             del self.subscribers[to, stream]
             return []
         effects: list[Effect] = []
-        while subscription.next < history.horizon and len(subscription.unacked) < self.settings.window:
+        window = min(subscription.window, self.settings.window)
+        while subscription.next < history.horizon and len(subscription.unacked) + 1 <= window:
             spans = tuple(history.know(subscription.next, history.horizon, self.settings.chunk_rows))
             subscription.next = spans[-1].hi
             subscription.unacked.append(subscription.next)
@@ -253,9 +278,7 @@ class InterRegion:
         subscription = self.subscribers.get((src, stream))
         if subscription is None or horizon <= subscription.done:
             return NOTHING
-        subscription.done = horizon
-        subscription.next = max(subscription.next, horizon)
-        subscription.unacked = [end for end in subscription.unacked if end > horizon]
+        subscription.progress(horizon)
         return self._pump(src, stream)
 
     def _pump_tick(self, generation: int) -> list[Effect]:
@@ -268,9 +291,8 @@ class InterRegion:
             subscription.idle = subscription.idle + 1 if stuck else 0
             if subscription.idle > self.settings.patience:
                 del self.subscribers[to, stream]  # if it lives it will subscribe again
-            elif stuck:
-                subscription.next = subscription.done
-                subscription.unacked.clear()
+            elif stuck and subscription.idle >= subscription.due:
+                subscription.again()
                 effects.extend([Report("retransmission"), *self._pump(to, stream)])
         return effects
 

@@ -106,8 +106,10 @@ def warm() -> None:
     keyindex.prepare()
     keys = [b"%d" % key for key in range(10_000)]  # more than the key index keeps without compiling
     history = History("warm", GcPolicy.parse("by-key"))
-    for lo in (1, 1 + len(keys)):
-        history.accept(Span.of("warm", lo, data_rows(lo, keys, [b""] * len(keys))))
+    for lo in range(1, 3 * len(keys), len(keys)):
+        hi = lo + len(keys)
+        asof = hi if lo > hi - lo + 1 else lo  # as published, and as another region might tell it
+        history.accept(Span("warm", lo, hi, asof, data_rows(lo, keys, [b""] * len(keys))))
     history.purge()
 
 

@@ -23,6 +23,7 @@ import json
 import logging
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -100,10 +101,15 @@ class Source:
             return self.connection.lease(stream, asof=asof, name=name, ttl=seconds).open(TIMEOUT)
 
     def move(self, ends: Mapping[StreamId, int]) -> None:
-        """What is in the lake is needed no longer."""
-        for stream, lease in self.leases.items():
-            if ends.get(stream, FIRST) > lease.asof:
-                lease.move(ends[stream], TIMEOUT)
+        """What is in the lake is needed no longer. A lease that is over is taken anew; what that misses is known."""
+        for stream, lease in list(self.leases.items()):
+            try:
+                lease.check()
+                if ends.get(stream, FIRST) > lease.asof:
+                    lease.move(ends[stream], TIMEOUT)
+            except LeaseExpired as error:
+                log.warning("%s", error)
+                del self.leases[stream]
 
     def leave(self) -> None:
         """Let the leases be, for whoever continues."""
@@ -135,6 +141,8 @@ class Archive:
         self.job = secrets.token_hex(4)
         self.sources: dict[RegionId, Source] = {}
         self.batches = 0
+        self._writing = threading.Lock()
+        self._running: set[str] = set()  # jobs whose batches count: Spark does not wait for one that it has stopped
         spark.dataSource.register(TidingsFormat)
 
     def __enter__(self) -> Archive:
@@ -222,9 +230,10 @@ class Archive:
                     "startingOffsets": json.dumps({each.name: snapshot.end(each.name) for each in group}),
                     "maxOffsetsPerTrigger": str(BATCH),
                     "leaseSeconds": str(ATTEMPT),
-                    "archive": "true",
+                    "archive": json.dumps({each.name: source.leases[each.name].asof for each in group}),
                 }
                 rows = self.spark.readStream.format("tidings").options(**options).load()
+                self._running.add(name)
                 write = functools.partial(self._write, name, {each.name: each for each in group}, ceilings)
                 to = rows.writeStream.foreachBatch(write).option(
                     "checkpointLocation", str(self.lake.checkpoints / name)
@@ -240,6 +249,8 @@ class Archive:
         finally:
             for query in queries:
                 query.stop()
+            with self._writing:
+                self._running.clear()
         for query in queries:
             if error := query.exception():
                 raise ArchiveFailed(f"the archive of {query.name} has failed: {_last_line(str(error))}")
@@ -259,6 +270,18 @@ class Archive:
         batch: int,
     ) -> None:
         """Write a batch and commit it; the same one again changes nothing."""
+        with self._writing:
+            if job in self._running:
+                self._append(job, definitions, ceilings, rows, batch)
+
+    def _append(
+        self,
+        job: str,
+        definitions: Mapping[StreamId, StreamDef],
+        ceilings: Mapping[StreamId, int],
+        rows: DataFrame,
+        batch: int,
+    ) -> None:
         snapshot = self.lake.snapshot()
         if snapshot.batches.get(job, -1) >= batch:
             return

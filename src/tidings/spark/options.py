@@ -94,7 +94,7 @@ class ReadOptions(ConnectOptions, frozen=True, kw_only=True):
     filter: str = ""
     lease_seconds: float = LEASE_SECONDS
     lease_bytes: int = BYTES
-    archive: bool = False
+    archive: dict[StreamId, int] | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
@@ -122,12 +122,20 @@ class ReadOptions(ConnectOptions, frozen=True, kw_only=True):
         )
 
 
-def _archive(given: Mapping[str, str], streaming: bool | None) -> bool:
-    """Collected rows too, with what they collect and come from, and what is covered: for streaming queries."""
-    wanted = flag(given, "archive", default=False)
-    if wanted and (streaming is False or "filter" in given):
+def _archive(given: Mapping[str, str], streaming: bool | None) -> dict[StreamId, int] | None:
+    """Collected rows too, with what they collect and come from, and what is covered: for streaming queries.
+
+    Says of streams as of which number a lease keeps their rows: they are wanted as of that, later ones as published.
+    """
+    if "archive" not in given:
+        return None
+    if streaming is False or "filter" in given:
         raise BadInput("option 'archive' is for streaming queries without a filter: it is what a lake is made from")
-    return wanted
+    try:
+        return msgspec.json.decode(given["archive"], type=dict[str, int])
+    except msgspec.DecodeError as error:
+        said = given["archive"]
+        raise BadInput(f"option 'archive' is JSON such as {{\"prices\": 1}}, not {said!r}: {error}") from None
 
 
 def _streams(given: Mapping[str, str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidings.core.errors import BadInput, TidingsError
+from tidings.spark.home import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,6 +62,7 @@ def spark(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settle()
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in (_conf(master) | dict(conf or {})).items():
         builder = builder.config(key, value)
@@ -84,6 +86,7 @@ def _conf(master: str) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.worker.reuse": "true",
+        "spark.python.authenticate.socketTimeout": "120s",  # 15 are too few where others use the machine as well
         "spark.sql.execution.arrow.pyspark.enabled": "true",
     }
     if master.startswith("local"):

@@ -109,7 +109,7 @@ def schema_of(options: ReadOptions) -> StructType:
     attributes = attributes_of({stream.name: stream.attrs for stream in streams.values()})
     if options.filter:
         parse(options.filter, attributes)  # `BadFilter` says where it is wrong
-    names = [*FIXED, *(KEPT if options.archive else ())]
+    names = [*FIXED, *(KEPT if options.archive is not None else ())]
     fields = [StructField(name, SPARK_TYPES[FIXED_TYPES.get(name, AttrType.STRING)]) for name in names]
     return StructType([*fields, *[StructField(name, SPARK_TYPES[kind]) for name, kind in attributes.items()]])
 
@@ -174,7 +174,7 @@ def shares(lags: Mapping[StreamId, int], limit: int) -> dict[StreamId, int]:
 
 def batches(options: ReadOptions, schema: StructType, part: Range, *, renew: bool) -> Iterator[pa.RecordBatch]:
     """The rows of a range; ``renew``: nobody else renews the lease while they are read."""
-    columns = Columns(to_arrow_schema(schema, timezone="UTC"), archive=options.archive)
+    columns = Columns(to_arrow_schema(schema, timezone="UTC"), archive=options.archive is not None)
     settings: dict[str, Any] = {"asof": part.asof, "replica": part.replica}
     with connect(options) as connection:
         if options.filter:
@@ -190,7 +190,7 @@ def batches(options: ReadOptions, schema: StructType, part: Range, *, renew: boo
                         lost += span.lost
                         if span.count and isinstance(span.span.rows, ArrowRows):
                             yield columns.batch(part.stream, span.span.rows)
-                if options.archive:
+                if options.archive is not None:
                     yield columns.coverage(part.stream, part.lo, part.hi, max(part.asof, part.lo), lost)
         except AsofGone as gone:
             forgotten(part, gone)
@@ -316,13 +316,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not any(steps.values()):
             return start
         end = {name: at | {"from": at["seq"]} for name, at in start.items()}
-        for name, info in streams.items():
-            lo = start.get(name, {}).get("seq", FIRST)
-            lease = self._lease(name, start.get(name, {}).get("lease", ""), lo if self.options.archive else 0)
-            asof = max(lo if self.options.archive else info.horizon, lease.asof)
+        for name in [name for name, step in steps.items() if step]:
+            info, lo = streams[name], start.get(name, {}).get("seq", FIRST)
+            wanted = self._wanted(name, lo)
+            lease = self._lease(name, start.get(name, {}).get("lease", ""), wanted)
+            asof = max(wanted or info.horizon, lease.asof)
             end[name] = {"from": lo, "seq": lo + steps[name], "asof": asof, "lease": lease.name}
             self._reached[name] = lo + steps[name]
         return end
+
+    def _wanted(self, stream: StreamId, lo: int) -> int:
+        """As of which number an archive wants rows from ``lo`` on: as published, where that is kept; 0: as they are."""
+        archive = self.options.archive
+        return 0 if archive is None else max(lo, archive.get(stream, lo))
 
     def reportLatestOffset(self) -> Offset:
         """Horizons, and how far the planned batches are behind them: the lag, in the query's progress."""
@@ -342,7 +348,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing is read again as of less than this; what an archive reads next, it reads as it was published."""
         for name, at in end.items():
             lease = self._leases.get(name)
-            asof = at["seq"] if self.options.archive else at["asof"]
+            asof = at["asof"] if self.options.archive is None else at["seq"]
             if lease is not None and asof > lease.asof:
                 try:
                     lease.move(asof, self.options.timeout)
