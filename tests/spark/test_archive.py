@@ -17,6 +17,7 @@ from tidings.client.events import Event
 from tidings.protocols.catalog import StreamDef
 from tidings.server import plan as plans
 from tidings.server.layout import Layout
+from tidings.server.looking import Target, declare_lost
 from tidings.spark.archive import Archive, ArchiveFailed, compatible
 from tidings.spark.audit import audit_lake
 from tidings.spark.lake import Lake
@@ -58,14 +59,17 @@ def test_an_archive_takes_everything_once_over_several_runs(
             assert [seq for seq, _ in payloads(lake, "archived")] == list(range(1, 21))
             t.publish("archived", key=b"new", payload=b"last", attrs={"price": 2.5})
             t.collect("archived", where="key = 'new'")
+            declare_lost(Target(cluster.local.files.root, None), "archived", 23, 30)
+            t.publish("archived", key=b"behind", payload=b"the hole")
             after = archive.once()
     found = payloads(lake, "archived")
-    assert [seq for seq, _ in found] == list(range(1, 23)) and found[20] == (21, b"last")
-    (cover,) = after.coverage["archived"]
-    assert (cover.lo, cover.hi, cover.asof) == (1, 23, 1)
+    assert [seq for seq, _ in found] == [*range(1, 23), 30] and found[20] == (21, b"last")
+    covers = [(cover.lo, cover.hi, cover.lost) for cover in after.coverage["archived"]]
+    assert covers == [(1, 23, False), (23, 30, True), (30, 31, False)], "what is lost is neither missing nor collected"
+    assert after.coverage["archived"][0].asof == 1
     whole = pa.concat_tables(lake.read("archived")).to_pylist()
     assert whole[20]["price"] == 2.5 and whole[21]["kind"] == "gc" and "key" in whole[21]["where"]
-    assert after.definitions["archived"].gc == "by-key" and after.ends["archived"] == 23
+    assert after.definitions["archived"].gc == "by-key" and after.ends["archived"] == 31
 
 
 def read_to(subscription: sync.Subscription, last: int) -> list[Event]:

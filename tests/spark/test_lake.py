@@ -13,12 +13,14 @@ import pyarrow as pa
 import pytest
 
 from spark.lakes import DAY, NOON, append, lake_in, rows_for
+from tidings.check.tables import LOST
 from tidings.core.errors import BadInput
 from tidings.core.gc import GcPolicy
 from tidings.core.history import History
 from tidings.core.rows import ArrowRows
 from tidings.protocols.catalog import StreamDef
-from tidings.spark.lake import ABANDONED, Commit, Cover, Lake, covered, gone, rows_of
+from tidings.spark.audit import ROWS, with_gone
+from tidings.spark.lake import ABANDONED, Commit, Cover, Lake, clipped, covered, gone, rows_of
 
 PRICES = StreamDef("prices", "r0", "by-key", attrs="loc string, price double")
 PLAIN = StreamDef("plain", "r0")
@@ -112,6 +114,24 @@ def test_coverage_says_what_is_missing_and_as_of_when() -> None:
     assert covered([*published, late]) == [Cover("s", 1, 9, 1), late]
     lacking, asofs = gone([Cover("s", 1, 9, 1), late], np.array([*range(1, 9), 12, 19]))
     assert lacking.tolist() == [9, 10, 11, 13, 14, 15, 16, 17, 18] and set(asofs.tolist()) == {30}
+
+
+def test_what_is_lost_is_covered_and_comes_back_as_lost(tmp_path: Path) -> None:
+    lake = lake_in(tmp_path)
+    append(lake, PLAIN, range(1, 5))
+    lost = Commit(kind="append", at=0.0, coverage=(Cover("plain", 5, 7, 5, True), Cover("plain", 7, 9, 7, True)))
+    lake.commit(lambda _: lost)
+    append(lake, PLAIN, [9, 10])
+    covers = lake.snapshot().coverage["plain"]
+    assert [(each.lo, each.hi, each.lost) for each in covers] == [(1, 5, False), (5, 9, True), (9, 11, False)]
+    assert clipped(covers, {"plain": 6})[0] == Cover("plain", 6, 9, 6, True)
+    assert gone(covers, np.array([1, 2, 4, 9]))[0].tolist() == [3, 10], "lost is not gone"
+    history = History("plain")
+    for span in lake.spans("plain"):
+        history.accept(span)
+    assert history.horizon == 11 and history.is_lost(5, 9) and (history.live, history.collected) == (6, 0)
+    published = with_gone("plain", ROWS.empty_table(), covers).to_pylist()
+    assert [(each["seq"], each["count"]) for each in published if each["kind"] == LOST] == [(5, 4)]
 
 
 def test_rows_from_the_lake_are_the_rows_that_were_published(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark.lakes import NOON, rows_for
+from tidings.client.events import LOST
 from tidings.core.hashing import hash_sum, row_hashes
 from tidings.protocols.catalog import StreamDef
 from tidings.spark.audit import (
@@ -33,7 +34,7 @@ HASHES = dict(zip(range(1, 41), rows_for(PLAIN, range(1, 41))["_hash"].to_pylist
 
 def rows(lo: int, hi: int) -> Standing:
     """Rows of the stream, as they come in; a second later than the receipts for them."""
-    covers = pa.table({"seq": [lo], "before": [hi], "_tick": [lo]})
+    covers = pa.table({"seq": [lo], "before": [hi], "_tick": [lo], "kind": [COVERAGE]})
     at = [NOON + 1_000_000 * seq for seq in range(lo, hi)]
     return Standing(rows=published_rows(rows_for(PLAIN, range(lo, hi), published_at=at), ""), covers=covers)
 
@@ -64,6 +65,14 @@ class Audit:
         return [each["fault"] for each in evidence if each["invariant"]], [
             each["verdict"] for each in evidence if not each["invariant"]
         ]
+
+
+def test_who_was_to_be_handed_what_is_lost_is_told_apart() -> None:
+    audit = Audit()
+    audit.take(rows(1, 6))
+    hole = Standing(covers=pa.table({"seq": [6], "before": [9], "_tick": [6], "kind": [LOST]}))
+    assert audit.take(hole) == ([], [])
+    assert audit.take(told(receipt(1, 6, 1), receipt(6, 9, 2, rows=0, hash_sum=0))) == ([], ["lost"])
 
 
 def test_receipts_wait_for_their_rows_and_are_judged_once() -> None:

@@ -23,6 +23,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from tidings.check import judge
+from tidings.check.tables import LOST
 from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.span import Span
 from tidings.lab.desk import Desks
@@ -81,6 +82,7 @@ GOALS = {
     "sink commit answered again after fail-over": "sink_again_across_failover",
     "sink aborted after its commit": "sink_abort_too_late",
     "staged data expired": "sink_expired",
+    "range declared lost": "lost",
 }
 """What must have happened, and the counter that says it did."""
 
@@ -134,7 +136,7 @@ def run_seed(seed: int) -> dict[str, Any]:
         "sim_seconds": world.now,
         "steps": world.protocol_events,
         "wall_seconds": time.perf_counter() - began,
-        "events": sum(row[0] for row in deployment.recorder.committed.values()),
+        "events": _committed(deployment),
         "clients": sum(region.clients for region in plan.scenario.regions),
         "regions": len(plan.scenario.regions),
         "hash": digest([trace.published, trace.delivered, trace.log, trace.gauge]),
@@ -198,6 +200,17 @@ class _Seen:
                     self.changes[node, stream] += 1
 
 
+def _committed(deployment: Deployment) -> int:
+    return sum([row[0] for row in deployment.recorder.committed.values() if row[1] != LOST])
+
+
+def _untold(deployment: Deployment, node: NodeId) -> int:
+    """How many numbers that their owners have declared lost a replica takes for collected, or for rows."""
+    lost = [(stream, lo, lo + row[0]) for (stream, lo), row in deployment.recorder.committed.items() if row[1] == LOST]
+    histories = deployment.proxy(node).log.histories
+    return sum([hi - lo for stream, lo, hi in lost if not histories[stream].is_lost(lo, hi)])
+
+
 def _from_state(deployment: Deployment) -> dict[str, float]:
     replicas = [deployment.proxy(node) for nodes in deployment.replicas.values() for node in nodes]
     histories = [history for replica in replicas for history in replica.log.histories.values()]
@@ -230,13 +243,15 @@ def _demand(
         note(region, "replicas_outside", len(outside - deposed), 0)
         if world.hosts[deployment.services[region]].incarnation == 1:  # who is barred is forgotten with its end
             note(region, "deposed_inside", len(deposed - outside), 0)
+        for node in deployment.membership(region).replicas:
+            note(node, "losses_untold", _untold(deployment, node), 0)
     for node in deployment.writers:
         publisher = deployment.client(node).publisher
         assert publisher is not None
         if not publisher.failed:
             note(node, "unanswered_batches", len(publisher.inflight) + len(publisher.queue), 0)
         note(node, "failed_for_no_reason", publisher.failed not in {None, "fenced", "expired"}, 0)
-    note("run", "events_lacking", EVENTS_LEAST - sum(row[0] for row in deployment.recorder.committed.values()), 0)
+    note("run", "events_lacking", EVENTS_LEAST - _committed(deployment), 0)
     note("run", "sent_to_nobody", world.network.dropped["unknown"], 0)
     refused = reports.get("publisher_rows", 0) + reports.get("publisher_stream", 0)
     note("publishers", "refused", refused - (desks.refused if desks else 0), 0)

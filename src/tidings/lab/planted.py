@@ -561,6 +561,13 @@ SPAN = (
         "a part of a span carries the rows of all of it",
     ),
     Mutant(
+        "lost-told-as-collected",
+        "core.history",
+        "lost = tuple(self._lost.intersect(lo, hi)) if self._lost else ()",
+        "lost = ()",
+        "who catches up takes what is lost for collected, and nobody says a word",
+    ),
+    Mutant(
         "contradiction-merged-away",
         "core.span",
         "if not agree:",

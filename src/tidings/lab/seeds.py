@@ -26,6 +26,7 @@ from tidings.core.ids import NodeId
 from tidings.core.lens import ALL, Lens
 from tidings.core.rows import NO_ROWS, ArrowRows, data_rows
 from tidings.core.span import Span
+from tidings.protocols.catalog import DeclareLost
 from tidings.protocols.chain import ChainSettings, Install
 from tidings.protocols.client import ReadAsOf
 from tidings.protocols.configuration import Change, Configuration
@@ -114,6 +115,9 @@ class Plan:
         if self.operator is not None:
             for at in (4.0, 8.0, 12.0):
                 deployment.world.at(at + self.operator.rng.random(), partial(self.operator.act, deployment))
+            rng = random.Random(f"losses/{self.seed}")
+            for at in (3.5, 6.5, 9.5) if not self.desks else ():  # what desks are told is compared number by number
+                deployment.world.at(at + rng.random(), partial(_give_up, deployment, rng))
         for step in range(READS):
             if self.mood == "swarm":  # elsewhere it would help those who stall
                 deployment.world.at(2.5 + 1.3 * step, partial(_chat, deployment))
@@ -425,6 +429,19 @@ class Operator:
             self.deposed.append(without)
         for change in changes:
             deployment.world.inject(deployment.world.now, service, change)
+
+
+def _give_up(deployment: Deployment, rng: random.Random) -> None:
+    """An operator declares the next numbers of some stream lost; and, which must be refused, some that are known."""
+    region = _region(deployment, rng)
+    head = deployment.proxy(deployment.membership(region).head)
+    own = [name for name, stream in head.streams.items() if stream.region == region and not stream.counted]
+    if own:
+        stream = rng.choice(sorted(own))
+        end = head.log.ends[stream]
+        for lo in (end - 1, end):
+            asked = Received(deployment.services[region], DeclareLost(lo, stream, lo, end + rng.randint(1, 20)))
+            deployment.world.inject(deployment.world.now, head.me, cast(Any, asked))
 
 
 # --- readers, chatterers and liars ---------------------------------------------------------------------------

@@ -355,6 +355,9 @@ class Proxy:
         self.cursors.load(self._all_rows(CURSORS))
         self.leases.load(now, self._all_rows(LEASES))
         self.sinks.load(self._all_rows(SINKS), self._all_rows(STAGES))
+        self._observe_ticks()
+
+    def _observe_ticks(self) -> None:
         for stream, clock in self.clocks.items():
             clock.observe(self.log.ticks[stream])
 
@@ -364,8 +367,7 @@ class Proxy:
         if losses is None:
             return []
         self.recovery.end()
-        for stream, clock in self.clocks.items():
-            clock.observe(self.log.ticks[stream])
+        self._observe_ticks()
         self.publishers.entries[OWNER] = Entry(1, 0, self.log.last + 1, 1, (), now)
         effects = self._append(now, losses, OWNER)
         return [*effects, *self.inter_region.adopted(), Report("settled"), *[Report("declared_lost") for _ in losses]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tidings.check.tables import ALIVE, DELIVERED, GAUGE, LOG, PUBLISHED, LogEvent, Trace, table
+from tidings.check.tables import ALIVE, DELIVERED, GAUGE, LOG, LOST, PUBLISHED, LogEvent, Trace, table
 from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.rows import ArrowRows, CountedRows, Origin, Rows
 from tidings.core.span import Span
@@ -182,6 +182,8 @@ class Recorder:
             stream = self.streams.get(part.stream)
             if stream is not None and stream.region == self.region_of[node]:
                 self.arrived.setdefault((part.stream, part.lo), time)
+                if part.lost:
+                    continue
                 for event, content in _owners(part.stream, part.rows, record):
                     self.sent.setdefault(event, (1, content))
 
@@ -192,7 +194,10 @@ class Recorder:
             stream = self.streams.get(part.stream)
             if stream is None or stream.region != self.region_of[node] or (part.stream, part.lo) in self.committed:
                 continue
-            if isinstance(part.rows, CountedRows):
+            if part.lost:  # a declaration is a part of its own
+                nobody = (OWNER, 0, part.lo)
+                self.committed[part.stream, part.lo] = (part.hi - part.lo, LOST, nobody, None, None, None, None)
+            elif isinstance(part.rows, CountedRows):
                 self._commit_run(part.stream, part.rows, record)
             else:
                 self._commit_rows(part.stream, part.rows)

@@ -214,7 +214,7 @@ def judge(span: Rows, options: ReadOptions) -> None:
     """
     for lo, hi in span.lost:
         what = f"stream {span.stream!r}: [{lo}, {hi}) was declared lost by its owner"
-        if options.fail_on_data_loss and not options.archive:
+        if options.fail_on_data_loss and options.archive is None:
             raise DataLoss(f"{what}; set option 'failOnDataLoss' to false to go on without these events")
         log.warning("%s; going on without it", what)
 
