@@ -124,6 +124,8 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
         return numbers
     if hint is str:
         return names
+    if hint is float:
+        return st.floats(allow_nan=False)  # which does not equal itself
     if hint is Rows:
         return st.builds(rows, st.integers(0, 1 << 30), st.integers(1, 1 << 40))
     origin, inside = get_origin(hint), get_args(hint)
