@@ -58,12 +58,12 @@ class Watch:
             self.seen.setdefault(node, []).append((time, item.lo, item.hi))
             self.spans.setdefault(node, []).append(item)
 
-    def silence(self, region: str, since: float) -> float:
-        """The longest any client of a region that was there before went without news after ``since``."""
+    def silence(self, region: str, since: float, end: float) -> float:
+        """The longest any client of a region that was there before went without news between ``since`` and the end."""
         worst = 0.0
         for node, receipts in self.seen.items():
             if node.startswith(f"{region}/") and receipts[0][0] < since:
-                times = [time for time, _, _ in receipts]
+                times = [*[time for time, _, _ in receipts if time < end], end]
                 worst = max([worst, *(b - a for a, b in itertools.pairwise(times) if b > since)])
         return worst
 
@@ -122,7 +122,10 @@ def measure_failover(point: Mapping[str, Any]) -> list[Row]:
     """Kill one replica of r0."""
     plan = world(BREAKS + 8.0, (Kill(BREAKS, f"r0/{point['place']}"),))
     _, watch, violations = _run(plan, point["seed"])
-    return [{"region": name, "silence": watch.silence(name, BREAKS), "violations": violations} for name in ("r0", "r1")]
+    return [
+        {"region": name, "silence": watch.silence(name, BREAKS, BREAKS + 7.0), "violations": violations}
+        for name in ("r0", "r1")
+    ]
 
 
 def measure_churn(point: Mapping[str, Any]) -> list[Row]:
@@ -213,7 +216,7 @@ def measure_constant(point: Mapping[str, Any]) -> list[Row]:
     plan = world(BREAKS + 10.0, (Cut(BREAKS, "r0", "r1"),), regions=3, protocol=protocol)
     deployment, watch, violations = _run(plan, point["seed"])
     switches = deployment.world.reports.get("source_switch", 0.0)
-    return [{"silence": watch.silence("r1", BREAKS), "switches": switches, "violations": violations}]
+    return [{"silence": watch.silence("r1", BREAKS, BREAKS + 9.0), "switches": switches, "violations": violations}]
 
 
 def measure_buffer(point: Mapping[str, Any]) -> list[Row]:
