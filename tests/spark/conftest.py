@@ -11,11 +11,14 @@ import pytest
 from spark.rig import Cluster
 from tidings.spark.session import spark as session
 
+HERE = Path(__file__).parent
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of them on one worker: a session and a cluster are dear."""
+    """All of them on one worker, since a session and a cluster are dear, and first, since that takes longest."""
+    items.sort(key=lambda item: HERE not in item.path.parents)
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if HERE in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
 
 
