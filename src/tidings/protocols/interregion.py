@@ -101,13 +101,13 @@ class InterRegionSettings(Value, frozen=True, gc=False):
     c: float | None = None  # the constant C of A1.17 in events x seconds; None: c_scale x rate x period^2
     c_scale: float = 0.5  # below 1, so that a better source wins before the next advertisement (SP5, SP6)
     window: int = 64  # messages in flight per subscription: 864,000 events/s (SP3) over 100 ms and back need 43
-    chunk_rows: int = 4096  # rows in one of them
+    chunk_rows: int = 16_384  # rows in one of them: a large batch of a publisher (decision 0007) stays in one piece
     retry: float = 0.5
     patience: int = 8  # retries without an answer before a subscription is dropped
     grudge: float = 5.0  # seconds until an owner that was left is preferred again
 
 
-FIRST_WINDOW = 16.0  # messages in flight at first; ours: 65,536 rows, then the path tells how many more it carries
+FIRST_WINDOW = 4.0  # messages in flight at first; ours: 65,536 rows, then the path tells how many more it carries
 
 
 class Expect:

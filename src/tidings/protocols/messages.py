@@ -37,17 +37,17 @@ class Know(Message, frozen=True, gc=False):
 
     @property
     def wire_size(self) -> int:  # type: ignore[override]
-        size = 64
-        for span in self.spans:
-            size += span.wire_size
-        return size
+        spans = self.spans
+        if len(spans) == 1:  # nearly always
+            return 64 + spans[0].wire_size
+        return 64 + sum([span.wire_size for span in spans])
 
     @property
     def events(self) -> int:  # type: ignore[override]
-        events = 0
-        for span in self.spans:
-            events += span.rows.count
-        return events
+        spans = self.spans
+        if len(spans) == 1:
+            return spans[0].rows.count
+        return sum([span.rows.count for span in spans])
 
 
 class Read(Message, frozen=True, gc=False):

@@ -26,7 +26,7 @@ from tidings.core.errors import Contradiction
 from tidings.core.history import History
 from tidings.core.ids import FIRST, NodeId, StreamId, is_internal
 from tidings.core.lens import ALL
-from tidings.core.span import Span, join, within
+from tidings.core.span import MESSAGE_BYTES, Span, join, within
 from tidings.protocols.kernel import (
     NOTHING,
     Deliver,
@@ -170,10 +170,14 @@ class Recv:
 
     def overlap(self, lo: int, hi: int, limit: int) -> tuple[Span, ...]:
         """What is stored of [lo, hi), from its beginning up to about ``limit`` rows."""
-        found: list[Span] = []
         spans = self.spans
-        # nearly always the newest is wanted
-        at = len(spans) - 1 if spans and spans[-1].lo <= lo < spans[-1].hi else bisect_right(spans, lo, key=_end)
+        if spans and (newest := spans[-1]).lo <= lo < newest.hi:  # nearly always, and all of it
+            if newest.lo == lo and newest.hi <= hi and newest.rows.count <= limit and newest.wire_size <= MESSAGE_BYTES:
+                return (newest,)
+            at = len(spans) - 1
+        else:
+            at = bisect_right(spans, lo, key=_end)
+        found: list[Span] = []
         while at < len(spans) and limit > 0 and spans[at].lo < hi:
             span = spans[at].slice(lo, hi)
             count = span.rows.count
@@ -252,6 +256,12 @@ class StreamState:
     def gap(self) -> tuple[int, int] | None:
         """The first range below `next` that is neither known nor held nor asked for."""
         at = self.horizon
+        for ask in self.asked:  # mostly these cover everything, one after the other
+            if ask.lo <= at < ask.hi:
+                at = ask.hi
+        if at >= self.next:
+            return None
+        at = self.horizon
         covered = [(ask.lo, ask.hi) for ask in self.asked] + [(span.lo, span.hi) for span in self.held]
         for lo, hi in sorted(covered):
             if lo > at:
@@ -261,7 +271,7 @@ class StreamState:
 
 
 def _weight(spans: Sequence[Span]) -> int:
-    return sum([span.rows.count or 1 for span in spans])
+    return 0 if not spans else sum([span.rows.count or 1 for span in spans])
 
 
 class PullClient:
@@ -331,22 +341,29 @@ class PullClient:
 
     def check(self) -> None:
         """What must hold after every step; of Recv only the end is looked at, because only that moves."""
-        for name, state in self.streams.items():
-            at = f"{self.me} {name} horizon {state.horizon}"
-            assert state.horizon <= state.next, f"{at}: beyond next {state.next}"
-            edge = state.horizon + 1  # what continues the horizon has been delivered
-            for span in state.held:
-                assert span.lo >= edge, f"{at}: held [{span.lo}, {span.hi}) where {edge} was the least"
-                edge = span.hi
-            assert edge <= state.next or not state.held, f"{at}: held up to {edge}, next {state.next}"
-            assert _weight(state.held) == state.held_rows <= self.settings.held_rows, f"{at}: {state.held_rows} held"
-            assert state.recv.rows <= self.settings.recv_rows, f"{at}: keeps {state.recv.rows} rows"
-            assert len(state.asked) <= self.settings.asks + 1, f"{at}: {len(state.asked)} requests under way"
-            assert sum([ask.fallback for ask in state.asked]) <= 1, f"{at}: asks the proxy twice"
-            edge = state.horizon
+        settings = self.settings
+        for state in self.streams.values():
+            horizon, next = state.horizon, state.next
+            assert horizon <= next, f"{self._at(state)}: beyond next {next}"
+            if state.held:
+                edge = horizon + 1  # what continues the horizon has been delivered
+                for span in state.held:
+                    assert span.lo >= edge, f"{self._at(state)}: held [{span.lo}, {span.hi}), {edge} was the least"
+                    edge = span.hi
+                assert edge <= next, f"{self._at(state)}: held up to {edge}, next {next}"
+            weight = _weight(state.held)
+            assert weight == state.held_rows <= settings.held_rows, f"{self._at(state)}: {state.held_rows} held"
+            assert state.recv.rows <= settings.recv_rows, f"{self._at(state)}: keeps {state.recv.rows} rows"
+            if asked := state.asked:
+                assert len(asked) <= settings.asks + 1, f"{self._at(state)}: {len(asked)} requests under way"
+                assert sum([ask.fallback for ask in asked]) <= 1, f"{self._at(state)}: asks the proxy twice"
+            edge = horizon
             for span in islice(reversed(state.recv.spans), 3):
-                assert span.hi == edge, f"{at}: Recv has [{span.lo}, {span.hi}) where {edge} should end"
+                assert span.hi == edge, f"{self._at(state)}: Recv has [{span.lo}, {span.hi}), {edge} should end it"
                 edge = span.lo
+
+    def _at(self, state: StreamState) -> str:
+        return f"{self.me} {state.name} horizon {state.horizon}"
 
     # --- the transitions of figure 3 --------------------------------------------------------------------
 
@@ -432,10 +449,8 @@ class PullClient:
 
     def request_from_proxy(self, now: Time, state: StreamState, effects: list[Effect]) -> None:
         """Want the first gap from the proxy, unless it has been asked already."""
-        if state.horizon >= state.next or any([ask.fallback for ask in state.asked]):
-            return
         gap = state.gap()
-        if gap is not None:
+        if gap is not None and not any([ask.fallback for ask in state.asked]):
             effects += [Report("proxy_fallback"), self._ask(now, state, self._replica(state), *gap, fallback=True)]
 
     # --- their parts ------------------------------------------------------------------------------------

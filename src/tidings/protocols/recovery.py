@@ -34,7 +34,7 @@ class RecoverySettings(Value, frozen=True, gc=False):
 
     on: bool = False
     wait: float = 10.0  # seconds for regions that do not answer, or answer and do not deliver; ours
-    skip: int = 1 << 20  # ours: four times what may be on its way to one region (interregion.py: window x chunk_rows)
+    skip: int = 1 << 22  # ours: four times what may be on its way to one region (interregion.py: window x chunk_rows)
 
 
 class Recovery:

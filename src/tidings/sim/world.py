@@ -438,7 +438,7 @@ class World:
         """The loop without: `_step`, `_carry`, `_send`, `Port.admit` and `Wheel.push` for the common case, in place."""
         queue, network, find, carry = self.queue, self.network, self.hosts.get, self._carry
         far, width = queue.far, queue.width
-        unseen = not self._on_deliver
+        unseen, unheard, reports = not self._on_deliver, not self._on_report, self.reports
         now, host, input = self.now, None, None
         entry: Entry
         try:
@@ -470,6 +470,9 @@ class World:
                             far[at // width].append((at, host, Expired(effect.timer), host.life))
                             continue
                         elif kind is Deliver and unseen:
+                            continue
+                        elif kind is Report and unheard:
+                            reports[effect.name] = reports.get(effect.name, 0.0) + effect.value
                             continue
                         else:
                             carry(host, now, effect)
