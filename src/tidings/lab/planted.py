@@ -417,8 +417,8 @@ PULL = (
     Mutant(
         "proxy-asked-twice",
         "protocols.pull",
-        "if state.horizon >= state.next or any([ask.fallback for ask in state.asked]):",
-        "if state.horizon >= state.next:",
+        "if gap is not None and not any([ask.fallback for ask in state.asked]):",
+        "if gap is not None:",
         "the proxy is asked again although a request is under way",
     ),
     Mutant(
