@@ -1,4 +1,4 @@
-"""Exactly once to Parquet while things die; the checker itself sees what is missing, doubled or changed."""
+"""Exactly once to Parquet and to a stream while things die; the checker sees what is missing, doubled or changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidings.lab import spark_faults
-from tidings.lab.spark_faults import STREAM, Fault, Ranges, expected, judge
+from tidings.lab.spark_faults import STREAM, Case, Ranges, expected, found_in, judge
 
 KEYS = [b"a", b"b", b"a", b"c", b"b", b"d"]  # 1 is collected by 3, 2 by 5
 PAYLOADS = [b"%d" % n for n in range(1, 7)]
@@ -25,6 +25,7 @@ def copy(folder: Path, rows: list[int], payloads: list[bytes] | None = None) -> 
     for batch, (lo, hi) in enumerate([(1, 4), (4, 7)]):
         offset = json.dumps({STREAM: {"seq": hi, "asof": hi, "lease": "l"}})
         (folder / "checkpoint/offsets" / str(batch)).write_text(f"v1\n{{}}\n{offset}")
+        (folder / "checkpoint/commits" / str(batch)).touch()
         mine = [seq for seq in rows if lo <= seq < hi]
         chosen = payloads or PAYLOADS
         table = pa.table(
@@ -40,6 +41,10 @@ def copy(folder: Path, rows: list[int], payloads: list[bytes] | None = None) -> 
     pq.write_table(table, folder / "out/left-behind.parquet")  # by an attempt that failed
 
 
+def judged(folder: Path) -> list[str]:
+    return [invariant for invariant, _ in judge(found_in(folder / "out"), Ranges.of(folder), KEYS, PAYLOADS)]
+
+
 def test_the_model_leaves_out_what_was_collected_before_its_batch() -> None:
     count, total = expected(KEYS, PAYLOADS, Ranges(((1, 4, 4), (4, 7, 7))))
     assert count == 5 and total == expected(KEYS, PAYLOADS, Ranges(((1, 7, 5),)))[1]
@@ -48,7 +53,7 @@ def test_the_model_leaves_out_what_was_collected_before_its_batch() -> None:
 
 def test_a_right_copy_is_right_and_leftovers_do_not_count(tmp_path: Path) -> None:
     copy(tmp_path, [2, 3, 4, 5, 6])
-    assert judge(tmp_path, KEYS, PAYLOADS) == []
+    assert judged(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -62,20 +67,20 @@ def test_a_right_copy_is_right_and_leftovers_do_not_count(tmp_path: Path) -> Non
 )
 def test_a_wrong_copy_is_found(tmp_path: Path, rows: list[int], finds: set[str]) -> None:
     copy(tmp_path, rows)
-    assert {invariant for invariant, _ in judge(tmp_path, KEYS, PAYLOADS)} == finds
+    assert set(judged(tmp_path)) == finds
 
 
 def test_a_changed_row_is_found(tmp_path: Path) -> None:
     copy(tmp_path, [2, 3, 4, 5, 6], [*PAYLOADS[:-1], b"7"])
-    assert {invariant for invariant, _ in judge(tmp_path, KEYS, PAYLOADS)} == {"exactly_once"}
+    assert judged(tmp_path) == ["exactly_once"]
 
 
-@pytest.mark.parametrize("fault", ["driver", "head"])
-def test_every_row_arrives_once_although_something_dies(fault: Fault) -> None:
-    outcome = spark_faults.run_seed(0, fault)
+@pytest.mark.parametrize("case", [Case("driver", "sink"), Case("head")], ids=str)
+def test_every_row_arrives_once_although_something_dies(case: Case) -> None:
+    outcome = spark_faults.run_seed(0, case)
     assert outcome["violations"] == []
     assert outcome["batches"] >= spark_faults.BACKLOG // 2000 and len(outcome["story"]) == 1
-    assert outcome["starts"] == (2 if fault == "driver" else 1)
+    assert outcome["starts"] == (2 if case.fault == "driver" else 1)
 
 
 def test_a_campaign_says_what_was_broken_and_how_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,5 +98,5 @@ def test_a_campaign_says_what_was_broken_and_how_to_run_it_again(monkeypatch: py
     monkeypatch.setattr(spark_faults, "require_java", lambda: "java")
     found = spark_faults.run(range(2, 4), None, one)
     assert found["violations"][0]["replay"] == "tidings check spark --seeds 3..4"
-    assert found["faults"] == {"driver killed": 2} and "head killed" in found["unreached"]
+    assert found["faults"] == {"driver killed": 2} and "head killed on the way to sink" in found["unreached"]
     assert (found["events"], found["batches"], found["starts"]) == (10, 4, 4)

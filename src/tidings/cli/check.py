@@ -14,7 +14,7 @@ from tidings.cli.output import BROKEN, Json, emit, progress, table
 
 EXAMPLE = "Example: tidings check sprinkler --seeds 0..500     (one seed again: --seeds 17..18)"
 CLUSTER_SEEDS = range(30)  # a seed of the cluster takes about fifteen seconds
-SPARK_SEEDS = range(6)  # one for each fault; a seed takes about a minute
+SPARK_SEEDS = range(14)  # one for each fault and target, and two on a standalone Spark; a seed takes about a minute
 
 
 class Target(StrEnum):
@@ -45,7 +45,7 @@ def check(
     seeds: Annotated[
         range | None,
         typer.Option(
-            parser=parse_seeds, metavar="A..B", help="Seeds A to B-1; default 0..100, cluster 0..30, spark 0..6."
+            parser=parse_seeds, metavar="A..B", help="Seeds A to B-1; default 0..100, cluster 0..30, spark 0..14."
         ),
     ] = None,
     mutants: Annotated[bool, typer.Option("--mutants", help="Plant bugs and count which are caught.")] = False,
@@ -100,7 +100,7 @@ def check(
 
 
 def _copies(seeds: range, as_json: bool) -> None:
-    """Exactly once from a stream to Parquet."""
+    """Exactly once from a stream to Parquet, or to another stream."""
     from tidings.lab import spark_faults
 
     with progress(f"spark, seeds {seeds.start}..{seeds.stop}") as report:

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,6 +33,7 @@ from tidings import sync
 from tidings.core.errors import TidingsError
 from tidings.core.hashing import content_hashes, hash_sum
 from tidings.core.rows import ROW_SCHEMA
+from tidings.lab.standalone import standalone
 from tidings.server.local import LocalCluster
 from tidings.sim.run import Progress
 
@@ -44,6 +45,14 @@ DEADLINE = 600.0  # seconds that a query may take; ours, because one takes 20 wh
 LINES, FILES, PER_BATCH = 60, 6, 2  # lines of a file, files, files of a batch
 WIDE = 200_000  # bytes of a line where a task is to stage several chunks
 PAUSE = 0.02  # seconds that a task sleeps per line
+DAWDLE = 60.0  # seconds that a task takes over nothing, so that Spark tries it a second time meanwhile
+SPECULATE = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.minTaskRuntime": "1s",
+}
 
 
 class Order(msgspec.Struct):
@@ -55,13 +64,13 @@ class Order(msgspec.Struct):
     master: str = LOCAL
     conf: dict[str, str] = {}
     options: dict[str, str] = {}
-    failing: bool = False  # the first attempt at a partition fails at its end
+    first: Literal["", "fails", "dawdles"] = ""  # what the first attempt at a partition does when it has no more rows
 
 
 # --- the query, in a process of its own ---------------------------------------------------------------------
 
 
-def slowly(folder: str, failing: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def slowly(folder: str, first: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Pass rows on, with time to be killed in; a file per attempt says that it has begun."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -79,8 +88,10 @@ def slowly(folder: str, failing: bool) -> Callable[[Iterator[pa.RecordBatch]], I
                 Path(folder, f"{batch}-{partition}-{attempt}-{os.getpid()}").touch()
                 time.sleep(10 * PAUSE)
                 yield rows.slice(at, 10)
-        if failing and attempt == 0 and partition == 0:
-            raise RuntimeError("the task fails when it has handed over all its rows")
+        if first and attempt == 0 and partition == 0:
+            if first == "fails":
+                raise RuntimeError("the task fails when it has handed over all its rows")
+            time.sleep(DAWDLE)
 
     return work
 
@@ -92,7 +103,7 @@ def drive(order: Order) -> None:
     folder = Path(order.folder)
     with spark(order.master, "faults", order.conf) as session:
         lines = session.readStream.format("text").option("maxFilesPerTrigger", PER_BATCH).load(str(folder / "in"))
-        rows = lines.mapInArrow(slowly(str(folder / "marks"), order.failing), "value string")
+        rows = lines.mapInArrow(slowly(str(folder / "marks"), order.first), "value string")
         options = {"servers": order.servers, "stream": order.stream, "writerId": "faults", **order.options}
         writing = rows.selectExpr("value as payload").writeStream.format("tidings").options(**options)
         query = writing.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
@@ -311,11 +322,8 @@ def head_killed(bed: Bed) -> dict[str, Any]:
 
 
 def task_retried(bed: Bed) -> dict[str, Any]:
-    """A task fails when it has staged nearly everything: what its next attempt stages counts, and nothing else.
-
-    (A task that is run twice at once is a matter of the simulator: Spark wants another host for the second one.)
-    """
-    bed.order.failing = True
+    """A task fails when it has staged nearly everything: what its next attempt stages counts, and nothing else."""
+    bed.order.first = "fails"
     for path in (bed.folder / "in").iterdir():
         path.unlink()
     bed.lines.clear()
@@ -326,10 +334,27 @@ def task_retried(bed: Bed) -> dict[str, Any]:
     return bed.verdict() | {"retried": len(retried)}
 
 
+def task_speculated(bed: Bed) -> dict[str, Any]:
+    """Spark runs a slow task a second time, at the same time on another host; what one of the two staged counts."""
+    bed.order.first, bed.order.conf = "dawdles", SPECULATE
+    with standalone(bed.folder / "standalone", workers=2) as bed.order.master:
+        bed.finish()
+    second = [path.name for path in (bed.folder / "marks").iterdir() if path.name.split("-")[2] != "0"]
+    return bed.verdict() | {"speculated": len(second)}
+
+
 Fault: TypeAlias = Callable[[Bed], dict[str, Any]]
 FAULTS: dict[str, Fault] = {
     each.__name__: each
-    for each in (driver_killed, worker_killed, executor_killed, commit_forgotten, head_killed, task_retried)
+    for each in (
+        driver_killed,
+        worker_killed,
+        executor_killed,
+        commit_forgotten,
+        head_killed,
+        task_retried,
+        task_speculated,
+    )
 }
 
 
@@ -350,6 +375,10 @@ def run(seeds: range, folder: Path, progress: Progress | None = None, names: Seq
             if progress is not None:
                 progress(len(results), len(chosen), f"{name}: {'holds' if found['holds'] else 'BROKEN'}")
     broken = [each for each in results if not each["holds"]]
+    reached = {
+        "task retried after it had staged": sum(each.get("retried", 0) for each in results),
+        "task run twice at once": sum(each.get("speculated", 0) for each in results),
+    }
     return {
         "target": "sink",
         "seeds": f"{seeds.start}..{seeds.stop}",
@@ -363,7 +392,8 @@ def run(seeds: range, folder: Path, progress: Progress | None = None, names: Seq
             for each in broken
         ],
         "faults": {name: sum(each["fault"] == name for each in results) for name in FAULTS},
-        "reached": {"task retried after it had staged": sum(each.get("retried", 0) for each in results)},
+        "reached": reached,
+        "unreached": sorted(goal for goal, count in reached.items() if not count),
         "runs": results,
     }
 

@@ -1,4 +1,4 @@
-"""Exactly once from a stream to Parquet, whatever dies: `tidings check spark`.
+"""Exactly once from a stream to Parquet, or to another stream, whatever dies: `tidings check spark`.
 
 A seed is a cluster of three replicas, a publisher whose keys repeat (so collection goes on all the time) and a job
 (spark_job.py) that copies the stream in small batches. In the middle of a batch something is killed: the driver, a
@@ -7,7 +7,10 @@ again until it ends by itself.
 
 Then the checkpoint says what the batches were, each a range as of a number, and what was published says which rows that
 must have given: those that no later event on their key had collected below that number. The files that Parquet's own
-log names must hold exactly these, by count and by sum of row hashes.
+log names, or the other stream, must hold exactly these, by count and by sum of row hashes.
+
+Spark is two threads of one process; a local cluster where an executor is killed; and once, for either target, a
+standalone master with a worker from the pip package.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import unquote, urlparse
@@ -38,14 +41,36 @@ from tidings import sync
 from tidings.core.errors import TidingsError
 from tidings.core.hashing import Hashes, Seqs, content_hashes, hash_sum, row_hashes
 from tidings.core.ids import FIRST, NEVER
+from tidings.lab.sink_faults import descendants
 from tidings.lab.spark_job import Job
+from tidings.lab.standalone import standalone
 from tidings.server.local import LocalCluster
 from tidings.sim.run import Progress
 from tidings.spark.session import require_java
 
 Fault: TypeAlias = Literal["driver", "worker", "executor", "commit", "replica", "head"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
-STREAM = "copied"
+STREAM, COPY = "copied", "copy"
+
+
+class Case(msgspec.Struct, frozen=True):
+    """What is broken, where the copy goes, and on which Spark."""
+
+    fault: Fault
+    to: Literal["parquet", "sink"] = "parquet"
+    standalone: bool = False
+
+    def __str__(self) -> str:
+        return " ".join([self.fault, "deleted" if self.fault == "commit" else "killed", "on the way to", self.to])
+
+
+CASES = (
+    *(Case(fault) for fault in FAULTS),
+    *(Case(fault, "sink") for fault in FAULTS),
+    Case("executor", "parquet", True),
+    Case("executor", "sink", True),
+)
+PAYLOAD = b"payload "  # of each event, and its number counted from 0
 KEYS = 50  # that repeat
 REPEATED = 0.3  # of all events; the others have a key of their own, and stay
 BACKLOG = 8_000  # events before the job starts; ours: four batches and more
@@ -71,7 +96,7 @@ class Load(threading.Thread):
         numbers = range(len(self.keys), len(self.keys) + count)
         rng = self.rng
         keys = [b"key-%d" % (rng.randrange(KEYS) if rng.random() < REPEATED else KEYS + n) for n in numbers]
-        payloads = [b"payload %d" % number for number in numbers]
+        payloads = [PAYLOAD + b"%d" % number for number in numbers]
         ack = self.connection.publish_table(
             STREAM, pa.table({"key": pa.array(keys, pa.binary()), "payload": pa.array(payloads, pa.binary())})
         )
@@ -99,16 +124,18 @@ class Load(threading.Thread):
 class Trial:
     """One job and what is done to it."""
 
-    def __init__(self, fault: Fault, folder: Path, cluster: LocalCluster, loop: asyncio.AbstractEventLoop) -> None:
-        self.fault = fault
+    def __init__(
+        self, case: Case, master: str, folder: Path, cluster: LocalCluster, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.case = case
+        self.fault = case.fault
         self.folder = folder
         self.cluster = cluster
         self.loop = loop
         self.story: list[str] = []
         self.starts = 0
         servers = cluster.url("r0").removeprefix("tidings://")
-        master = "local-cluster[2,1,1024]" if fault == "executor" else "local[2,4]"
-        self.job = Job(servers, STREAM, str(folder), master)
+        self.job = Job(servers, STREAM, str(folder), master, to=COPY if case.to == "sink" else "")
 
     def run(self) -> None:
         """Start the job until it ends by itself; the first time, something happens to it."""
@@ -173,9 +200,11 @@ class Trial:
                 os.killpg(process.pid, signal.SIGKILL)
                 return True
             case "worker":
-                return _kill_one([int(path.name) for path in (self.folder / "workers").iterdir()], process.pid)
+                workers = [int(path.name) for path in (self.folder / "workers").iterdir()]
+                return _kill_one([pid for pid in workers if _session(pid) == process.pid])
             case "executor":
-                return _kill_one(list(_executors(process.pid)), process.pid)
+                below = descendants(os.getpid())  # the job's, or those of a standalone worker
+                return _kill_one([pid for pid, said in below.items() if "CoarseGrainedExecutorBackend" in said])
         name = "r0/head" if self.fault == "head" else "r0/middle"
         asyncio.run_coroutine_threadsafe(self.cluster.kill(name), self.loop).result(60)
         return True
@@ -183,7 +212,7 @@ class Trial:
     def _forget_the_last_commit(self) -> None:
         """The batch runs again, and must give the same: Parquet's log forgets it, too."""
         last = max(_batches(self.folder / "checkpoint/commits"))
-        for log in (self.folder / "checkpoint/commits", self.folder / "out/_spark_metadata"):
+        for log in (self.folder / "checkpoint/commits", self.folder / "out/_spark_metadata"):  # a sink has only one
             for path in (log / str(last), log / f".{last}.crc"):
                 path.unlink(missing_ok=True)
         self.story.append(f"commit of batch {last} deleted")
@@ -201,25 +230,19 @@ def _open_batch(checkpoint: Path) -> int | None:
     return planned[-1] if planned and planned[-1] not in done else None
 
 
-def _kill_one(pids: list[int], session: int) -> bool:
-    """Kill the first process that is alive and belongs to the job."""
+def _session(pid: int) -> int | None:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(pid)
+    return None
+
+
+def _kill_one(pids: list[int]) -> bool:
+    """Kill the first process that is alive."""
     for pid in pids:
-        try:
-            if os.getsid(pid) == session:
-                os.kill(pid, signal.SIGKILL)
-                return True
-        except ProcessLookupError:
-            continue
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return True
     return False
-
-
-def _executors(session: int) -> Iterator[int]:
-    """The executors of a job that runs on a local cluster."""
-    for path in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            executor = path.name.isdecimal() and b"CoarseGrainedExecutorBackend" in (path / "cmdline").read_bytes()
-            if executor and os.getsid(int(path.name)) == session:
-                yield int(path.name)
 
 
 # --- judging ------------------------------------------------------------------------------------------------------
@@ -232,10 +255,10 @@ class Ranges(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, folder: Path) -> Ranges:
-        """As the checkpoint has it, of the batches that Parquet's log knows."""
+        """As the checkpoint has it, of the batches that are committed."""
         found: list[tuple[int, int, int]] = []
         lo = FIRST
-        for batch in range(max(_batches(folder / "out/_spark_metadata")) + 1):
+        for batch in range(max(_batches(folder / "checkpoint/commits")) + 1):
             offset = json.loads((folder / "checkpoint/offsets" / str(batch)).read_text().splitlines()[-1])[STREAM]
             found.append((lo, offset["seq"], offset["asof"]))
             lo = offset["seq"]
@@ -275,10 +298,22 @@ def found_in(out: Path) -> pa.Table:
     return pa.concat_tables([pq.read_table(path, partitioning=None) for path in sorted(paths)])
 
 
-def judge(folder: Path, keys: list[bytes], payloads: list[bytes]) -> list[tuple[str, str]]:
+def found_at(connection: sync.Connection, stream: str) -> pa.Table:
+    """The rows of a stream that a job has copied to, under the numbers that they had: their payloads say which."""
+    horizon = connection.stream(stream).horizon
+    batches: list[pa.RecordBatch] = []
+    with connection.subscribe(stream, start="earliest") as sub:
+        for span in sub.spans():
+            batches.append(span.rows.select(["key", "payload"]))
+            if span.hi >= horizon:
+                break
+    rows = pa.Table.from_batches(batches)
+    numbers = [int(payload.removeprefix(PAYLOAD)) + FIRST for payload in rows.column("payload").to_pylist()]
+    return rows.add_column(0, "seq", pa.array(numbers, pa.int64()))
+
+
+def judge(rows: pa.Table, ranges: Ranges, keys: list[bytes], payloads: list[bytes]) -> list[tuple[str, str]]:
     """What is wrong with a copy."""
-    ranges = Ranges.of(folder)
-    rows = found_in(folder / "out")
     seqs = rows.column("seq").to_numpy()
     wrong: list[tuple[str, str]] = []
     twice = len(seqs) - len(np.unique(seqs))
@@ -294,10 +329,10 @@ def judge(folder: Path, keys: list[bytes], payloads: list[bytes]) -> list[tuple[
 # --- seeds --------------------------------------------------------------------------------------------------------
 
 
-def run_seed(seed: int, fault: Fault | None = None) -> dict[str, Any]:
+def run_seed(seed: int, case: Case | None = None) -> dict[str, Any]:
     """Run one job against one fault, and judge it."""
     began = time.monotonic()
-    fault = fault or FAULTS[seed % len(FAULTS)]
+    case = case or CASES[seed % len(CASES)]
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -305,21 +340,27 @@ def run_seed(seed: int, fault: Fault | None = None) -> dict[str, Any]:
     def do(work: Any) -> None:
         asyncio.run_coroutine_threadsafe(work, loop).result(120)
 
-    with tempfile.TemporaryDirectory(prefix="tidings-spark-") as name:
+    with tempfile.TemporaryDirectory(prefix="tidings-spark-") as name, contextlib.ExitStack() as around:
         folder = Path(name)
+        master = "local-cluster[2,1,1024]" if case.fault == "executor" else "local[2,4]"
+        if case.standalone:
+            master = around.enter_context(standalone(folder / "standalone"))
         cluster = LocalCluster(1, 3, folder / "cluster")
         do(cluster.start())
         load = Load(cluster.url("r0"), seed)
-        trial = Trial(fault, folder, cluster, loop)
+        trial = Trial(case, master, folder, cluster, loop)
         try:
             load.connection.open()
             load.connection.create_stream(STREAM, region="r0", gc="by-key")
+            load.connection.create_stream(COPY, region="r0")
             load.publish(BACKLOG)
             load.start()
             trial.run()
             load.stop()
-            violations = judge(folder, load.keys, load.payloads)
-            parts = Ranges.of(folder).parts
+            with sync.connect(cluster.url("r0")) as reader:
+                rows = found_at(reader, COPY) if case.to == "sink" else found_in(folder / "out")
+            ranges = Ranges.of(folder)
+            violations = judge(rows, ranges, load.keys, load.payloads)
         finally:
             load.over.set()
             do(cluster.stop())
@@ -329,8 +370,8 @@ def run_seed(seed: int, fault: Fault | None = None) -> dict[str, Any]:
     return {
         "seed": seed,
         "violations": violations,
-        "faults": {f"{fault} killed" if fault != "commit" else "commit deleted": 1},
-        "batches": len(parts),
+        "faults": {str(case): 1} | ({"standalone cluster": 1} if case.standalone else {}),
+        "batches": len(ranges.parts),
         "events": len(load.keys),
         "starts": trial.starts,
         "story": trial.story,
@@ -360,7 +401,7 @@ def run(
             )
         if report is not None:
             report(done, len(seeds), "; ".join(outcome["story"]))
-    wanted = {f"{fault} killed" if fault != "commit" else "commit deleted" for fault in FAULTS}
+    wanted = {str(case) for case in CASES} | {"standalone cluster"}
     return {
         "target": "spark",
         "seeds": f"{seeds.start}..{seeds.stop}",

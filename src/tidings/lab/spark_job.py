@@ -1,4 +1,4 @@
-"""The job that `tidings check spark` breaks: copies a stream to Parquet in small batches, as a process of its own.
+"""The job that `tidings check spark` breaks: copies a stream in small batches, as a process of its own.
 
     python -m tidings.lab.spark_job '{"servers": ..., "stream": ..., "folder": ..., "master": ..., "limit": ...}'
 
@@ -28,6 +28,7 @@ class Job(msgspec.Struct, frozen=True):
     master: str = "local[2,4]"  # a task may fail three times
     limit: int = 2000  # numbers in a batch
     pause: float = 0.2  # seconds over a record batch
+    to: str = ""  # the stream to copy to; Parquet files if there is none
 
 
 def main(job: Job) -> None:
@@ -46,16 +47,14 @@ def main(job: Job) -> None:
         options = {"servers": job.servers, "subscribe": job.stream, "startingOffsets": "earliest"}
         options |= {"maxOffsetsPerTrigger": str(job.limit), "minPartitions": "2"}
         df = session.readStream.format("tidings").options(**options).load()
-        out = df.select("seq", "key", "payload")
-        query = (
-            out.mapInArrow(slowly, out.schema)
-            .writeStream.format("parquet")
-            .option("path", f"{job.folder}/out")
-            .option("checkpointLocation", f"{job.folder}/checkpoint")
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+        out = df.select("key", "payload") if job.to else df.select("seq", "key", "payload")
+        writing = out.mapInArrow(slowly, out.schema).writeStream
+        if job.to:
+            writing = writing.format("tidings").options(servers=job.servers, stream=job.to, writerId="copier")
+        else:
+            writing = writing.format("parquet").option("path", f"{job.folder}/out")
+        writing = writing.option("checkpointLocation", f"{job.folder}/checkpoint")
+        writing.trigger(availableNow=True).start().awaitTermination()
 
 
 if __name__ == "__main__":

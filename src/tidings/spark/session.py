@@ -60,7 +60,7 @@ def spark(
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if master.startswith("local"):
+    if _here(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settle()
     builder = SparkSession.builder.appName(name).master(master)
@@ -77,6 +77,11 @@ def spark(
         session.stop()
 
 
+def _here(master: str) -> bool:
+    """Whether executors run on this machine."""
+    return master.startswith(("local", "spark://127."))
+
+
 def _conf(master: str) -> dict[str, str]:
     """Quiet, no web page, few shuffle partitions; executors import the same tidings as the driver."""
     conf = {
@@ -89,12 +94,13 @@ def _conf(master: str) -> dict[str, str]:
         "spark.python.authenticate.socketTimeout": "120s",  # 15 are too few where others use the machine as well
         "spark.sql.execution.arrow.pyspark.enabled": "true",
     }
-    if master.startswith("local"):
+    if _here(master):
         paths = os.pathsep.join(path for path in sys.path if path)
         conf |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.executorEnv.PYTHONPATH": paths,
-            "spark.executorEnv.SPARK_LOCAL_IP": "127.0.0.1",
         }
+    if master.startswith("local"):
+        conf["spark.executorEnv.SPARK_LOCAL_IP"] = "127.0.0.1"
     return conf
