@@ -502,16 +502,16 @@ def run(
     order = in_turns(range(seeds))
     store = Results(results, order)
     trials = _baseline(order, store, jobs)
-    cases = [*mine, *made]
-    random.Random("mutants").shuffle(cases)  # so that an interrupted run has seen a fair sample
-    for depth in ROUNDS:
-        _round(cases, store, trials, depth, progress, jobs)
-    outcomes = {case.id: store.known.get(store.key(case), []) for case in cases}
+    sample = random.Random("mutants").sample(made, len(made))  # so that an interrupted run has seen a fair one
+    for kind, cases in (("planted", mine), ("generated", sample)):
+        for depth in ROUNDS:
+            _round(cases, store, trials, depth, progress, jobs, kind)
+    outcomes = {case.id: store.known.get(store.key(case), []) for case in (*mine, *made)}
     return summary(target, [case.id for case in mine], [case.id for case in made], outcomes, trials.unfit)
 
 
 def _round(
-    cases: Sequence[Case], store: Results, trials: Trials, depth: int, progress: Progress | None, jobs: int
+    cases: Sequence[Case], store: Results, trials: Trials, depth: int, progress: Progress | None, jobs: int, kind: str
 ) -> None:
     """Let whoever is not caught yet face seeds until it has faced ``depth`` of them."""
     reasons = equivalents()
@@ -535,7 +535,7 @@ def _round(
                 case = futures[future]
                 store.add(case, [*store.known.get(store.key(case), []), *future.result()])
                 if progress is not None:
-                    progress(free + at, len(cases), f"first {depth} seeds")
+                    progress(free + at, len(cases), f"{kind}, first {depth} seeds")
         finally:
             pool.shutdown(cancel_futures=True)
             nursery.close()
