@@ -33,6 +33,18 @@ def test_the_best_of_what_was_tried_is_recommended_and_fits_a_cluster(
     assert {name: getattr(settings, name) for name in found["recommended"]} == found["recommended"]
 
 
+def test_a_default_stays_unless_something_is_clearly_better() -> None:
+    default = {"fanout": 4, "shuffle": 0.03, "view": 20, "recv_seconds": 0.5}
+
+    def row(share: float, latency: float, **setting: float) -> dict[str, Any]:
+        return {**default, **setting, "share": share, "unfinished": 0, "latency": latency}
+
+    assert tune._better(default, [row(1.0, 0.098, view=10), row(1.0, 0.1)]) == default
+    assert tune._better(default, [row(1.0, 0.090, view=10), row(1.0, 0.1)])["view"] == 10
+    assert tune._better(default, [row(1.0, 0.150, view=10), row(0.9, 0.1)])["view"] == 10
+    assert tune._better(default, [row(1.0, 0.150, view=10)])["view"] == 10
+
+
 def test_nothing_to_tune_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="must be positive"):
         tune.run(0, 10, 100.0, tmp_path)
