@@ -30,7 +30,7 @@ from tidings.protocols.kernel import (
 from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Answer, Gone, Offer, Read
 from tidings.protocols.publishing import NotHead, Post, Published, Publisher, PublishTick, Rejected, SessionOpened
-from tidings.protocols.pull import PullClient, PullSettings
+from tidings.protocols.pull import EXPIRE, RECEIVE, PullClient, PullSettings
 from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
 
 PUBLISHER = frozenset({Post, Published, NotHead, Rejected, SessionOpened, PublishTick})
@@ -71,9 +71,6 @@ class Client:
     """One client. ``streams`` are horizons to continue from; others are learned from offers."""
 
     __slots__ = (
-        "_known",
-        "_receivers",
-        "_timers",
         "generation",
         "me",
         "publisher",
@@ -99,9 +96,6 @@ class Client:
         self.rng = rng
         self.views = Views(me, region, settings.views, rng, membership)
         self.pull = PullClient(me, settings.pull, self.views, rng, streams)
-        self._known = self.pull.streams.get
-        self._receivers = self.pull.receivers.get
-        self._timers = self.pull.timers.get
         self.publisher = publisher
         self.reading: Read | None = None
         self.generation = 0
@@ -115,16 +109,16 @@ class Client:
         if type(input) is Received:
             message = input.message
             if type(message) is Offer:  # most of all inputs, and most of them are no news: that path comes first
-                state = self._known(message.stream)
+                state = self.pull.streams.get(message.stream)
                 if state is not None and message.horizon <= state.next:
                     return NOTHING
-            if (receive := self._receivers(type(message))) is not None:
-                return receive(now, input.src, message)
+            if (receive := RECEIVE.get(type(message))) is not None:
+                return receive(self.pull, now, input.src, message)
             what = message
         elif type(input) is Expired:
             what = input.timer
-            if (expire := self._timers(type(what))) is not None:
-                return expire(now, what)
+            if (expire := EXPIRE.get(type(what))) is not None:
+                return expire(self.pull, now, what)
         kind = type(what)
         if kind in VIEWS:
             return self._gossip(now, input)

@@ -47,8 +47,8 @@ from tidings.protocols.kernel import (
 from tidings.protocols.messages import Know, Offer, Want
 from tidings.protocols.views import Views
 
-Receive: TypeAlias = Callable[[Time, NodeId, Any], Effects]
-Expire: TypeAlias = Callable[[Time, Any], Effects]
+Receive: TypeAlias = "Callable[[PullClient, Time, NodeId, Any], Effects]"
+Expire: TypeAlias = "Callable[[PullClient, Time, Any], Effects]"
 
 _start = attrgetter("lo")
 _end = attrgetter("hi")
@@ -284,11 +284,9 @@ class PullClient:
         "_wait",
         "fanout",
         "me",
-        "receivers",
         "rng",
         "settings",
         "streams",
-        "timers",
         "views",
     )
 
@@ -305,17 +303,6 @@ class PullClient:
         self._news = False  # an offer told something new since the last ProbeTick
         self._wait = settings.probe
         self._generation = 0
-        self.receivers: dict[type[Message], Receive] = {
-            Offer: self.receive_notify,
-            Know: self.receive_events,
-            Want: self.receive_request,
-            Probe: self.receive_probe,
-        }
-        self.timers: dict[type[Timer], Expire] = {
-            ShuffleTick: self._shuffle,
-            FallbackTick: self._fall_back,
-            ProbeTick: self._probe,
-        }
 
     @property
     def horizons(self) -> dict[StreamId, int]:
@@ -332,11 +319,11 @@ class PullClient:
     def handle(self, now: Time, input: Input) -> Effects:
         """React to one input; anything else is not ours."""
         if type(input) is Received:
-            receive = self.receivers.get(type(input.message))
-            return receive(now, input.src, input.message) if receive else NOTHING
+            receive = RECEIVE.get(type(input.message))
+            return receive(self, now, input.src, input.message) if receive else NOTHING
         if type(input) is Expired:
-            expire = self.timers.get(type(input.timer))
-            return expire(now, input.timer) if expire else NOTHING
+            expire = EXPIRE.get(type(input.timer))
+            return expire(self, now, input.timer) if expire else NOTHING
         return NOTHING
 
     def check(self) -> None:
@@ -586,6 +573,19 @@ class PullClient:
             self._wait = min(2 * self._wait, self.settings.probe_max)
         effects.append(self._arm_probe(self._wait))
         return effects
+
+
+RECEIVE: dict[type[Message], Receive] = {
+    Offer: PullClient.receive_notify,
+    Know: PullClient.receive_events,
+    Want: PullClient.receive_request,
+    Probe: PullClient.receive_probe,
+}
+EXPIRE: dict[type[Timer], Expire] = {
+    ShuffleTick: PullClient._shuffle,
+    FallbackTick: PullClient._fall_back,
+    ProbeTick: PullClient._probe,
+}
 
 
 class PullProxy:
