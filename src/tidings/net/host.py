@@ -310,6 +310,9 @@ class Host:
 
     def _drain(self) -> None:
         """Handle what has gathered and what follows from it, up to a bound; the rest comes in the next turn."""
+        if not self._inbox:  # `prompt` has been here
+            self._draining = False
+            return
         self._draining = True
         inbox, clock, handle, journal = self._inbox, self._clock, self.machine.handle, self.journal
         store, outbox = self.store, self._trunk.outbox
@@ -340,7 +343,7 @@ class Host:
                     self._carry(effects)
                 if time.monotonic() > end:
                     break
-            if inbox and store is not None:
+            if store is not None:  # the bound may have been reached with the last write
                 store.settle()
         except Exception as error:
             self._fail(input, error)

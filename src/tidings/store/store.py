@@ -238,7 +238,7 @@ class Store:
         return self._queue(Change(record, self._last, 0, purge), token, size)
 
     def settle(self) -> None:
-        """No more will be written in this turn of the loop: without a disk ``persisted`` is called now, once for all."""
+        """No more will be written in this turn of the loop: without a disk ``persisted`` is called now, once."""
         token = self._answer
         if token is not None:
             self._answer = None
