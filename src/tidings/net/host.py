@@ -3,14 +3,14 @@
 Inputs wait in one queue: what links receive, timers that ran out, what the disk has finished, commands. The machine is
 told one at a time, and the effects are carried out in list order before the next: the contract of the simulator. A turn
 of the loop handles what has gathered, up to a bound, so that sockets get their turn under load. What comes to a host at
-rest it handles at once, and what it sends is written when the last input of the turn is handled: an event that meets no
-other waits for no turn.
+rest it handles at once, if it is little, and what it sends is written when the last input of the turn is handled: an
+event that meets no other waits for no turn.
 
     Send      over the link to the node, or over the connection a client came by; to itself: back into the queue.
               What goes to several (SendAll, or one message after the other) is encoded once
     SetTimer  loop.call_later; never cancelled, a stale timer is the machine's to ignore
     Persist   store.write; `Persisted` comes back when the store says so: without a disk once everything that has
-              gathered is handled, in the same turn
+              gathered is handled, in the same turn if that was little
     Deliver   to the callback, and to requests that wait for it
     Report    counted
 
@@ -65,6 +65,7 @@ log = logging.getLogger("tidings.net")
 
 PEER = "~"  # how the name of a client begins that others can dial; no replica's does
 REST = 0.0001  # seconds without work after which a host is at rest; ours: an idle loop needs a few microseconds a turn
+LIGHT = 1 << 14  # bytes up to which messages are handled at once; ours: more pays for a turn, and shares it with others
 JOURNAL_FLUSH = 1.0  # seconds; ours, because an incident is looked at later than that
 
 
@@ -302,7 +303,7 @@ class Host:
         """Something has come, and more may follow only in another turn: a host at rest does not wait for that."""
         if self._draining or not self._running:
             return
-        if time.monotonic() - self._rested >= REST:
+        if self._bytes <= LIGHT and time.monotonic() - self._rested >= REST:
             self._drain()
         else:
             self._draining = True
@@ -318,11 +319,12 @@ class Host:
         store, outbox = self.store, self._trunk.outbox
         end = time.monotonic() + self.settings.turn_seconds
         input: Input | None = None
+        light = self._bytes <= LIGHT
         outbox.held = True
         try:
             for _ in range(self.settings.turn):
                 if not inbox:
-                    if store is not None:
+                    if store is not None and light:
                         store.settle()
                     if not inbox:
                         break
