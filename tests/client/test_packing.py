@@ -52,6 +52,23 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
+def test_what_the_turn_of_a_lane_has_submitted_is_prompted_once() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        prompted: list[list[int]] = []
+        publisher.packer._prompt = lambda: prompted.append(publisher.sizes)
+        publisher.post(3)
+        assert prompted == []
+        await turn()
+        assert prompted == [[3]]
+        publisher.post(packing.CHUNK)  # full: handed on within `post`, on whose way the application waits
+        assert publisher.sizes == [3, packing.CHUNK]
+        await turn()
+        assert prompted == [[3]]
+
+    run(main())
+
+
 def test_while_idle_what_was_posted_leaves_on_the_next_turn() -> None:
     async def main() -> None:
         publisher = Publisher()

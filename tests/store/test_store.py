@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -138,12 +137,14 @@ def test_the_decisions_of_a_configuration_service_are_kept_and_old_ones_go(path:
     again.close()
 
 
-def test_in_memory_mode_tokens_come_back_on_the_next_turn_and_nothing_is_on_disk(path: Path) -> None:
+def test_in_memory_mode_the_last_token_comes_back_when_the_turn_is_settled_and_nothing_is_on_disk(path: Path) -> None:
     host = Host(Store.open(path, durability="memory"))
     for token, entry in enumerate(logged(5), 1):
         assert host.store.write(entry, token)
     assert host.tokens == []
-    host.loop.run_until_complete(asyncio.sleep(0))
+    host.store.settle()
+    assert host.tokens == [5]
+    host.store.settle()
     assert host.tokens == [5]
     assert host.store.entries == []
     assert not path.exists()

@@ -194,7 +194,7 @@ class Connection:
             await self._listen(node)
         else:
             self._host = self._make_host(node)
-        self._packer = Packer(self._loop, self._submit)
+        self._packer = Packer(self._loop, self._submit, self._host.prompt)
         self._error = None
         self._lanes = self._packer.lanes
         self._host.start()

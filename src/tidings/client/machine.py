@@ -671,4 +671,7 @@ class ClientMachine:
 
 
 def _reports(effects: list[Effect], name: str) -> bool:
-    return any([type(effect) is Report and effect.name == name for effect in effects])
+    for effect in effects:  # noqa: SIM110 - a few effects of every single event: a list would cost more than the look
+        if type(effect) is Report and effect.name == name:
+            return True
+    return False

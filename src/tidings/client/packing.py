@@ -166,11 +166,14 @@ class Outlet:
 
 
 class Packer:
-    """All lanes of a client. ``submit`` hands a batch to the publisher of a region."""
+    """All lanes of a client. ``submit`` hands a batch to the publisher of a region, ``prompt`` has it sent now."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, submit: SubmitRows) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, submit: SubmitRows, prompt: Callable[[], None] | None = None
+    ) -> None:
         self._loop = loop
         self._submit = submit
+        self._prompt = prompt
         self.lanes: dict[StreamId, Lane] = {}
         self.outlets: dict[RegionId, Outlet] = {}
         self.closed: TidingsError | None = None
@@ -279,6 +282,8 @@ class Packer:
         lane.armed = False
         if lane.payloads and lane.outlet.unanswered < WINDOW:
             self.cut(lane)
+            if self._prompt is not None:
+                self._prompt()
 
     def cut(self, lane: Lane) -> None:
         """Make a chunk of what a lane holds."""

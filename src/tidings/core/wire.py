@@ -217,6 +217,8 @@ def _refuse_lost(head: SpanHead, rows: ArrowRows | CountedRows) -> None:
 
 def decode_spans(heads: Sequence[SpanHead], body: memoryview | bytes = b"") -> tuple[Span, ...]:
     """The spans of some heads and their bodies one after the other; raises `Corrupt`."""
+    if len(heads) == 1 and len(body) == heads[0].nbytes:
+        return (decode_span(heads[0], body),)
     whole = memoryview(body)
     spans: list[Span] = []
     at = 0
@@ -278,20 +280,19 @@ def _encode_again(rows: ArrowRows) -> tuple[RowsHead, Body]:
 
 def decode_rows(head: RowsHead, body: memoryview | bytes = b"") -> ArrowRows | CountedRows:
     """The rows of a head and a body of exactly its size; raises `Corrupt`."""
-    if len(body) != head.nbytes:
+    if len(body) != (head.nbytes if type(head) is Columns else 0):
         raise Corrupt(f"a body of {len(body)} bytes came where {head.nbytes} are announced")
     try:
-        match head:
-            case Counted():
-                return _decode_counted(head)
-            case Small():
-                rows = _decode_small(head)
-                rows.wire = (head, [], rows.first, rows.origins)
-                return rows
-            case Columns():
-                rows = _decode_columns(head, body)
-                rows.wire = (head, [body], rows.first, rows.origins)
-                return rows
+        if type(head) is Small:
+            rows = _decode_small(head)
+            rows.wire = (head, [], rows.first, rows.origins)
+            return rows
+        if type(head) is Columns:
+            rows = _decode_columns(head, body)
+            rows.wire = (head, [body], rows.first, rows.origins)
+            return rows
+        if type(head) is Counted:
+            return _decode_counted(head)
     except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
         raise Corrupt(f"rows do not decode: {error}") from error
     return NO_ROWS
@@ -337,13 +338,12 @@ def unpack(decoder: msgspec.msgpack.Decoder[T], data: memoryview | bytes) -> T:
 
 
 def _decode_origins(fields: list[WireOrigin], lo: int, hi: int) -> tuple[Origin, ...]:
-    origins = tuple([Origin(*each) for each in fields])
     at = lo
-    for origin in origins:
-        if not (at <= origin.lo < origin.hi <= hi and isfinite(origin.at)):
-            raise Corrupt(f"{origin} does not lie in [{at}, {hi})")
-        at = origin.hi
-    return origins
+    for start, end, _, _, _, _, when, _ in fields:
+        if not (at <= start < end <= hi and isfinite(when)):
+            raise Corrupt(f"an origin of [{start}, {end}) at {when} does not lie in [{at}, {hi})")
+        at = end
+    return tuple([Origin(*each) for each in fields])
 
 
 def _encode_origins(rows: ArrowRows) -> list[WireOrigin]:
@@ -447,19 +447,22 @@ def _decode_small(head: Small) -> ArrowRows:
     count = len(head.payloads)
     if not 0 < count <= MAX_ROWS:
         raise Corrupt(f"{count} rows where there is at least one")
-    lists = [head.keys, head.seqs, head.kinds, head.befores, *[values for _, values in head.attributes]]
-    for values in lists:
+    keys = head.keys
+    if head.seqs is head.kinds is head.befores is None and not head.attributes:
+        if keys is not None and len(keys) != count:
+            raise Corrupt(f"{len(keys)} keys beside {count} payloads")
+        first = head.first
+        end = first + count
+        _refuse_numbers(first, end)
+        return ListedRows(keys, head.payloads, first, _decode_origins(head.origins, first, end))
+    for values in [keys, head.seqs, head.kinds, head.befores, *[values for _, values in head.attributes]]:
         if values is not None and len(values) != count:
             raise Corrupt(f"a column of {len(values)} values beside {count} payloads")
-    if head.seqs is head.kinds is head.befores is None and not head.attributes:
-        end = head.first + count
-        _refuse_numbers(head.first, end)
-        return ListedRows(head.keys, head.payloads, head.first, _decode_origins(head.origins, head.first, end))
     if head.kinds is not None and not all([0 <= kind <= GC for kind in head.kinds]):
         raise Corrupt(f"kinds {head.kinds[:8]}: a row is data (0) or collects (1)")
     columns = [
         data_kinds(count) if head.kinds is None else pa.array(head.kinds, pa.uint8()),
-        pa.nulls(count, pa.binary()) if head.keys is None else pa.array(head.keys, pa.binary()),
+        pa.nulls(count, pa.binary()) if keys is None else pa.array(keys, pa.binary()),
         pa.array(head.payloads, pa.binary()),
         no_befores(count) if head.befores is None else pa.array(head.befores, pa.int64()),
     ]

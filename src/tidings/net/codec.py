@@ -385,6 +385,11 @@ def _natural(numbers: Iterable[int]) -> bool:
     return all([0 <= number <= NEVER for number in numbers])
 
 
+def _all_natural(numbers: tuple[int, ...]) -> bool:
+    """The same for at least one, several times as fast."""
+    return min(numbers) >= 0 and max(numbers) <= NEVER
+
+
 def _sound(membership: Membership) -> bool:
     members = membership.replicas
     return len(members) > 0 and len(set(members)) == len(members) and 0 <= membership.epoch <= NEVER
@@ -428,7 +433,7 @@ def _naturals(kind: type[msgspec.Struct]) -> Check | None:
     get: Callable[[Any], Any] = attrgetter(*names)
     if len(names) == 1:
         return lambda value: 0 <= get(value) <= NEVER
-    return lambda value: _natural(get(value))
+    return lambda value: _all_natural(get(value))
 
 
 def _all(checks: Sequence[Check]) -> Check | None:

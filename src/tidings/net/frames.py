@@ -9,7 +9,8 @@ Reading: the kernel writes into an arena that is allocated once and reused (deci
 out of it once; a large frame that has not arrived yet is received straight into memory of its own. However the bytes
 are cut up on the way, the same frames come out. What cannot be a frame is a `FrameError`, never another exception.
 
-Writing: frames sent in one turn of the loop leave in one write (decision 0006).
+Writing: frames sent in one turn of the loop leave in one write (decision 0006), at the end of the turn or as soon as
+whoever sends them says that this was all.
 
 Until the other end has said who it is, a connection gets little memory and little time. Whoever breaks the rules is
 told which (an error frame), counted and disconnected; nobody else notices.
@@ -198,6 +199,10 @@ class Owner(Protocol):
         """A frame has come; a `FrameError` refuses it and ends the connection."""
         ...
 
+    def handed(self, connection: Connection) -> None:
+        """All frames that had come have been handed on."""
+        ...
+
     def writable(self, connection: Connection, yes: bool) -> None:
         """The socket's queue has passed its high-water mark, or has been emptied."""
         ...
@@ -208,6 +213,31 @@ class Owner(Protocol):
 
 
 ExplainError: TypeAlias = Callable[[FrameError], Outgoing]
+
+
+class Outbox:
+    """Connections that have something to write: at the end of the turn of the loop, or when `flush` is called.
+
+    While it is ``held`` nothing is arranged for the end of the turn: whoever holds it flushes it.
+    """
+
+    __slots__ = ("_due", "held")
+
+    def __init__(self) -> None:
+        self.held = False
+        self._due: list[Connection] = []
+
+    def add(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        """A connection has begun to gather frames."""
+        if not self._due and not self.held:
+            loop.call_soon(self.flush)
+        self._due.append(connection)
+
+    def flush(self) -> None:
+        """Write what all of them have gathered."""
+        due, self._due = self._due, []
+        for connection in due:
+            connection.flush()
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -225,8 +255,10 @@ class Connection(asyncio.BufferedProtocol):
         max_frame: int = MAX_FRAME,
         hello_seconds: float = HELLO_SECONDS,
         high_water: int = HIGH_WATER,
+        outbox: Outbox | None = None,
     ) -> None:
         self._owner = owner
+        self._outbox = outbox or Outbox()
         self._counters = counters
         self._explain = explain
         self._max_frame = max_frame
@@ -253,13 +285,27 @@ class Connection(asyncio.BufferedProtocol):
             self._deadline = None
 
     def send(self, outgoing: Outgoing) -> None:
-        """Write a frame at the end of this turn of the loop."""
+        """Write a frame with the others of this turn."""
         if not self.open:
             return
         if not self._pending:
-            self._loop.call_soon(self._flush)
+            self._outbox.add(self, self._loop)
         self._pending += outgoing.chunks
         self._pending_bytes += outgoing.size
+
+    def flush(self) -> None:
+        """Hand everything that is pending to the transport in one call."""
+        chunks, self._pending = self._pending, []
+        if not chunks or self._transport is None or not self.open:
+            return
+        self._counters["bytes_out"] += self._pending_bytes
+        self._pending_bytes = 0
+        if len(chunks) > 1:
+            chunks = gather(chunks)
+        if len(chunks) == 1:
+            self._transport.write(chunks[0])
+        else:
+            self._transport.writelines(chunks)
 
     @property
     def ready(self) -> bool:
@@ -285,7 +331,7 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         """End in peace: what was sent is written first."""
         if self.open:
-            self._flush()
+            self.flush()
             self._end()
             assert self._transport is not None
             self._transport.close()
@@ -305,7 +351,7 @@ class Connection(asyncio.BufferedProtocol):
         self._count(f"refused_{error.code}")
         self._error = error
         self.send(self._explain(error))
-        self._flush()
+        self.flush()
         self._end()
         transport = self._transport
         assert transport is not None
@@ -355,7 +401,9 @@ class Connection(asyncio.BufferedProtocol):
         except FrameError as error:
             self.refuse(error)
         self._counters["bytes_in"] += nbytes
-        self._counters["frames_in"] += reader.frames - before
+        if reader.frames != before:
+            self._counters["frames_in"] += reader.frames - before
+            self._owner.handed(self)
 
     def eof_received(self) -> bool | None:
         if self.open and self._reader.midway:
@@ -383,20 +431,6 @@ class Connection(asyncio.BufferedProtocol):
     def _received(self, header: bytes, body: Body) -> None:
         if self.open:  # an owner may have ended it over an earlier frame of the same read
             self._owner.received(self, header, body)
-
-    def _flush(self) -> None:
-        """Hand everything that is pending to the transport in one call."""
-        chunks, self._pending = self._pending, []
-        if not chunks or self._transport is None or not self.open:
-            return
-        self._counters["bytes_out"] += self._pending_bytes
-        self._pending_bytes = 0
-        if len(chunks) > 1:
-            chunks = gather(chunks)
-        if len(chunks) == 1:
-            self._transport.write(chunks[0])
-        else:
-            self._transport.writelines(chunks)
 
     def _hello_overdue(self) -> None:
         self._deadline = None

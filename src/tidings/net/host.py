@@ -2,12 +2,15 @@
 
 Inputs wait in one queue: what links receive, timers that ran out, what the disk has finished, commands. The machine is
 told one at a time, and the effects are carried out in list order before the next: the contract of the simulator. A turn
-of the loop handles what has gathered, up to a bound, so that sockets get their turn under load.
+of the loop handles what has gathered, up to a bound, so that sockets get their turn under load. What comes to a host at
+rest it handles at once, if it is little, and what it sends is written when the last input of the turn is handled: an
+event that meets no other waits for no turn.
 
     Send      over the link to the node, or over the connection a client came by; to itself: back into the queue.
               What goes to several (SendAll, or one message after the other) is encoded once
     SetTimer  loop.call_later; never cancelled, a stale timer is the machine's to ignore
-    Persist   store.write; `Persisted` comes back when the store says so, or at once without a store
+    Persist   store.write; `Persisted` comes back when the store says so: without a disk once everything that has
+              gathered is handled, in the same turn if that was little
     Deliver   to the callback, and to requests that wait for it
     Report    counted
 
@@ -61,6 +64,8 @@ T = TypeVar("T")
 log = logging.getLogger("tidings.net")
 
 PEER = "~"  # how the name of a client begins that others can dial; no replica's does
+REST = 0.0001  # seconds without work after which a host is at rest; ours: an idle loop needs a few microseconds a turn
+LIGHT = 1 << 14  # bytes up to which messages are handled at once; ours: more pays for a turn, and shares it with others
 JOURNAL_FLUSH = 1.0  # seconds; ours, because an incident is looked at later than that
 
 
@@ -91,6 +96,10 @@ class Store(Protocol):
 
     def write(self, record: Any, token: int) -> bool:
         """Append a record; returns at once. False: the queue is over its bound."""
+        ...
+
+    def settle(self) -> None:
+        """No more will be written in this turn: a store without a disk calls ``persisted`` now."""
         ...
 
 
@@ -170,7 +179,8 @@ class Host:
         self._inbox: deque[tuple[Input, int]] = deque()
         self._messages = 0  # of them, from links
         self._bytes = 0
-        self._draining = False
+        self._draining = False  # inputs are being handled, or will be in this turn or the next
+        self._rested = 0.0  # when the last one was handled
         self._held = False  # clients are not read from
         self._waiting: list[tuple[Callable[[Any], bool], asyncio.Future[Any]]] = []
         self._running = False
@@ -200,6 +210,9 @@ class Host:
             if self.journal is not None:
                 self.journal.add(now, started(entries), effects)
             self._carry(effects)
+            self._rested = time.monotonic()
+            if self.store is not None:
+                self.store.settle()
         except Exception as error:
             self._fail(None, error)
 
@@ -230,6 +243,11 @@ class Host:
     def tell(self, src: NodeId, message: Message) -> None:
         """Tell the machine a message as if a node had sent it: what the process has learned by other ways."""
         self._put(Received(src, message))
+
+    def prompt(self) -> None:
+        """Handle what waits now, and not in the next turn; for callbacks of the loop, on whose way nobody waits."""
+        if self._inbox and self._running and not self._trunk.outbox.held:
+            self._drain()
 
     async def request(self, command: Command, answer: Callable[[Any], bool], timeout: float | None = None) -> Any:
         """Tell the machine a command and wait for the first thing it delivers that is the answer."""
@@ -273,21 +291,43 @@ class Host:
 
     def _persisted(self, token: int) -> None:
         if self._running:
-            self._put(Persisted(token))
+            self._inbox.append((Persisted(token), 0))
+            self.handed()
 
     def _disk_changed(self, condition: str, error: Exception | None) -> None:
         self.counters[f"disk_{condition}"] += 1
         if condition == "failed" and self._running:
             self._fail(None, error or OSError("the disk has failed"))
 
+    def handed(self) -> None:
+        """Something has come, and more may follow only in another turn: a host at rest does not wait for that."""
+        if self._draining or not self._running:
+            return
+        if self._bytes <= LIGHT and time.monotonic() - self._rested >= REST:
+            self._drain()
+        else:
+            self._draining = True
+            self._loop.call_soon(self._drain)
+
     def _drain(self) -> None:
-        """Handle what has gathered, up to a bound; the rest comes in the next turn."""
-        self._draining = False
+        """Handle what has gathered and what follows from it, up to a bound; the rest comes in the next turn."""
+        if not self._inbox:  # `prompt` has been here
+            self._draining = False
+            return
+        self._draining = True
         inbox, clock, handle, journal = self._inbox, self._clock, self.machine.handle, self.journal
+        store, outbox = self.store, self._trunk.outbox
         end = time.monotonic() + self.settings.turn_seconds
         input: Input | None = None
+        light = self._bytes <= LIGHT
+        outbox.held = True
         try:
-            for _ in range(min(len(inbox), self.settings.turn)):
+            for _ in range(self.settings.turn):
+                if not inbox:
+                    if store is not None and light:
+                        store.settle()
+                    if not inbox:
+                        break
                 input, size = inbox.popleft()
                 if size:
                     self._messages -= 1
@@ -305,13 +345,18 @@ class Host:
                     self._carry(effects)
                 if time.monotonic() > end:
                     break
+            if store is not None:  # the bound may have been reached with the last write
+                store.settle()
         except Exception as error:
             self._fail(input, error)
-            return
-        if self._held:
+        finally:
+            outbox.held = False
+            outbox.flush()
+        if self._held and self._running:
             self._relent()
-        if inbox and not self._draining:
-            self._draining = True
+        self._rested = time.monotonic()
+        self._draining = bool(inbox)
+        if inbox:
             self._loop.call_soon(self._drain)
 
     def _fail(self, input: Input | None, error: Exception) -> None:
@@ -435,7 +480,7 @@ class Host:
             return
         self._messages += 1
         self._bytes += size
-        self._put(Received(peer.node, message), size)
+        self._inbox.append((Received(peer.node, message), size))  # `handed` follows
         if not self._held and (2 * self._messages > settings.inbox or 2 * self._bytes > settings.inbox_bytes):
             self._hold()
 
@@ -528,6 +573,9 @@ class MemoryStore:
             self._loop.call_soon(self._sync)
         self._buffer.append((record, token))
         return True
+
+    def settle(self) -> None:
+        """It takes its time."""
 
     def crash(self) -> None:
         """Lose what is not durable."""

@@ -96,6 +96,10 @@ class Sink(Protocol):
         """It has sent something; a `FrameError` refuses it and ends the connection."""
         ...
 
+    def handed(self) -> None:
+        """All frames that a peer has sent so far have been handed on."""
+        ...
+
     def peer_writable(self, peer: Peer, yes: bool) -> None:
         """Its socket's queue has passed the high-water mark, or has been emptied."""
         ...
@@ -278,6 +282,7 @@ class Trunk:
         self.wan = wan
         self.tls = tls
         self.rng = rng or random.Random()
+        self.outbox = frames.Outbox()
 
     def connection(self, owner: frames.Owner) -> Connection:
         """A protocol for asyncio."""
@@ -289,6 +294,7 @@ class Trunk:
             max_frame=settings.max_frame,
             hello_seconds=settings.hello_seconds,
             high_water=settings.high_water,
+            outbox=self.outbox,
         )
 
     def admit(self, connection: Connection, theirs: Hello, *, accepted: bool) -> Peer:
@@ -335,6 +341,9 @@ class _Side:
             if header.startswith(_ERROR_HEADER):
                 greeting(header, body)  # raises what the other end has to say
             raise
+
+    def handed(self, connection: Connection) -> None:
+        self.trunk.sink.handed()
 
     def writable(self, connection: Connection, yes: bool) -> None:
         peer = connection.peer

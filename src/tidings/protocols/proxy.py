@@ -299,11 +299,13 @@ class Proxy:
     def _chain(self, now: Time, effects: Effects) -> list[Effect]:
         """What the chain delivers moves the other layers; everything else passes."""
         out: list[Effect] = []
-        fresh = [effect.item for effect in effects if type(effect) is Deliver and isinstance(effect.item, Committed)]
+        fresh: list[Committed] = []
         for effect in effects:
             if type(effect) is not Deliver:
                 out.append(effect)
             elif isinstance(effect.item, Committed):
+                if not fresh:
+                    fresh = [each.item for each in effects if type(each) is Deliver and type(each.item) is Committed]
                 out.append(effect)
                 out.extend(self._committed(now, effect.item, fresh))
             elif isinstance(effect.item, Reconfigured):
@@ -322,19 +324,21 @@ class Proxy:
     def _committed(self, now: Time, item: Committed, fresh: list[Committed]) -> list[Effect]:
         """A record has entered the histories, as all ``fresh`` ones have."""
         out: list[Effect] = [Report("contradiction") for _ in item.refused]
-        parts = item.record.parts
-        known = [(part, self.log.histories[part.stream]) for part in parts if part.stream in self.log.histories]
-        out += [Report("asof_above_horizon") for part, history in known if part.asof > history.horizon]
-        out += [Report("lost", part.lost_count) for part, _ in known if part.lost]
-        for stream in dict.fromkeys(part.stream for part, _ in known):
+        histories = self.log.histories
+        known = [part for part in item.record.parts if part.stream in histories]
+        out += [Report("asof_above_horizon") for part in known if part.asof > histories[part.stream].horizon]
+        out += [Report("lost", part.lost_count) for part in known if part.lost]
+        for stream in dict.fromkeys([part.stream for part in known]):
             if stream in self.owners:
-                out.extend(self.inter_region.committed(stream))
+                out += self.inter_region.committed(stream)
             if stream in self.streams:
-                out.extend(self.pull.advance(now, stream))
-            if stream in self.streams or stream == self.receipts.name:
-                out.extend(self.subscriptions.committed(stream, _parts_of(stream, fresh)))
-        answers = self.waiting.pop(item.record.lsn, ())
-        return [*out, *[Send(node, answer) for node, answer in answers], *self._move_sinks(now)]
+                out += self.pull.advance(now, stream)
+            if stream in self.subscriptions.by_stream and (stream in self.streams or stream == self.receipts.name):
+                out += self.subscriptions.committed(stream, _parts_of(stream, fresh))
+        out += [Send(node, answer) for node, answer in self.waiting.pop(item.record.lsn, ())]
+        if self.sinks.moving:
+            out += self._move_sinks(now)
+        return out
 
     def _reconfigured(self, now: Time, membership: Membership) -> list[Effect]:
         self.views.learn(membership)
@@ -770,5 +774,9 @@ def _refused_loss(stream: StreamDef, end: int, lo: int, hi: int) -> str:
 
 def _parts_of(stream: StreamId, fresh: list[Committed]) -> list[Span]:
     """What has just entered the history of a stream."""
-    parts = [(part, each.refused) for each in fresh for part in each.record.parts if part.stream == stream]
-    return [part for part, refused in parts if not any([part is one for one in refused])]
+    return [
+        part
+        for each in fresh
+        for part in each.record.parts
+        if part.stream == stream and not (each.refused and any([part is one for one in each.refused]))
+    ]

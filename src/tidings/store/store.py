@@ -114,7 +114,7 @@ class Store:
         self._persisted: Callable[[int], None] = lambda token: None
         self._changed: Callable[[Condition, StoreError | None], None] = lambda condition, error: None
         self._waiting: deque[tuple[Change, int | None, int]] = deque()  # change, token, bytes
-        self._answer: int | None = None  # memory: the token to report on the next turn
+        self._answer: int | None = None  # memory: the token to report when the turn is settled
         self._wake = threading.Condition()
         self._closing: Literal["no", "flush", "drop"] = "no"
         self._thread: threading.Thread | None = None
@@ -223,7 +223,7 @@ class Store:
     def write(self, record: Entry, token: int) -> bool:
         """Queue the next entry; ``persisted`` follows. False: the queue is over its bound."""
         if self._disk is None:
-            self._answer_soon(token)
+            self._answer = token
             return True
         self._last += 1
         purge = None
@@ -236,6 +236,14 @@ class Store:
         size = size_of(record)
         self.written_bytes += size
         return self._queue(Change(record, self._last, 0, purge), token, size)
+
+    def settle(self) -> None:
+        """No more will be written in this turn of the loop: without a disk ``persisted`` is called now, once."""
+        token = self._answer
+        if token is not None:
+            self._answer = None
+            if self.condition == "open":
+                self._persisted(token)
 
     def begin_checkpoint(self) -> int:
         """The number of a new checkpoint; pieces of an older one that is not finished will not count."""
@@ -281,17 +289,6 @@ class Store:
             stats.over += 1
             return False
         return True
-
-    def _answer_soon(self, token: int) -> None:
-        assert self._loop is not None, "a store is started before it is written to"
-        if self._answer is None:
-            self._loop.call_soon(self._answer_now)
-        self._answer = token
-
-    def _answer_now(self) -> None:
-        token, self._answer = self._answer, None
-        if token is not None and self.condition == "open":
-            self._persisted(token)
 
     def _enter(self, condition: Condition, error: StoreError | None) -> None:
         if self.condition not in ("closed", condition):
