@@ -9,7 +9,10 @@
       failure.txt                    all that Spark had to say of the last run that failed
 
 Pipelines run over Spark Connect. A server of our own, on loopback, at a free port and behind a token that only this
-process knows, runs inside the Spark driver and ends with it. The catalog is Hive's with an embedded metastore: one in
+process knows, runs inside the Spark driver and ends with it. A run holds leases on all streams from before it asks for
+anything, and leaves them for the next: rows are read as of no later than where the run ends, so that of no key the last
+event is missing because a later one, which the run does not read, has collected it; and what is collected between two
+runs is still there for the second, unless more than `--lease` seconds have passed. The catalog is Hive's with an embedded metastore: one in
 memory has forgotten the tables when the next run finds their directories. One run at a time works in a directory.
 """
 
@@ -22,15 +25,20 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tidings import sync
+from tidings.client.url import SCHEME
 from tidings.core.errors import BadInput, TidingsError
+from tidings.core.ids import is_internal
 from tidings.spark.session import DEFAULT_MASTER, NoSpark, require_java, spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tidings.spark.archive import Source
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 
@@ -118,17 +126,14 @@ def run(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Run the pipeline of a directory, or only check it; ``settings`` as in spark/tables.py. What came of it."""
-    from tidings.spark.tables import TOKEN, URL, look
-
     began = time.monotonic()
     _needed()
-    look(settings[URL], settings.get(TOKEN, ""))  # before Spark starts, which takes longer
     project = Project(directory)
-    if project.spec.parent.exists() and not project.spec.parent.is_dir():
-        raise BadInput(f"--dir {directory} is not a directory")
-    project.make()
     os.environ.setdefault(AUTHENTICATE, secrets.token_hex(16))
-    with project.alone(), spark(master, "tidings pipeline", project.conf()) as session:
+    with ExitStack() as open:
+        sources = open.enter_context(_held(project, settings))  # before Spark starts, which takes longer
+        open.enter_context(project.make().alone())
+        session = open.enter_context(spark(master, "tidings pipeline", project.conf()))
         session.sparkContext.setLogLevel("OFF")  # what goes wrong is said once, and by us
         _quiet_derby(session)
         with _connected(session) as remote:
@@ -136,8 +141,35 @@ def run(
                 remote.conf.set(name, value)
             flows = _flow(project, remote, dry=dry, full_refresh=full_refresh, progress=progress)
         result: dict[str, Any] = {"dir": str(project.root), "dry": dry, "flows": flows}
-        result |= {} if dry else _told(session, project)
+        if not dry:
+            result |= _told(session, project)
+            for source in sources:
+                source.move({each["stream"]: each["end"] for each in result["streams"]})
     return result | {"seconds": round(time.monotonic() - began, 3)}
+
+
+@contextmanager
+def _held(project: Project, settings: Mapping[str, str]) -> Iterator[list[Source]]:
+    """A connection to every region, and a lease on each of its streams, which is left to the next run."""
+    from tidings.spark.archive import Source, regions_of
+    from tidings.spark.lake import Lake
+    from tidings.spark.tables import LEASE, LEASE_SECONDS, TIMEOUT, TOKEN, URL
+
+    how: dict[str, Any] = {"token": settings.get(TOKEN) or None, "timeout": TIMEOUT}
+    sources: list[Source] = []
+    with ExitStack() as open:
+        first = open.enter_context(sync.connect(settings[URL], **how))
+        for region, servers in regions_of(first).items():
+            connection = open.enter_context(sync.connect(f"{SCHEME}{servers}", **how))
+            sources.append(source := Source(region, servers, connection))
+            source.look()
+            source.streams = {name: each for name, each in source.streams.items() if not is_internal(name)}
+            source.hold(Lake(project.root), {}, float(settings.get(LEASE, LEASE_SECONDS)))
+        try:
+            yield sources
+        finally:
+            for source in sources:
+                source.leave()
 
 
 def _needed() -> None:

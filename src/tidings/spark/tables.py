@@ -1,27 +1,29 @@
 """The tables of the declarative pipeline: what `tidings pipeline run` keeps of a cluster.
 
-    intake    streaming     the source, as an archive reads it: events, what is covered, receipts; one flow per region
-    events    streaming     every event once, the collected ones too
-    live      materialized  for each stream and key the last event that nothing has collected
-    health    materialized  for each stream rates, latency, what is collected
-    audit     materialized  the evidence (spark/audit.py): for each subscriber and stream a verdict, and each violation
+    intake_<region>  streaming     the source, as an archive reads it: events of the region, what is covered, receipts
+    events           materialized  every event once, the collected ones too
+    live             materialized  for each stream and key the last event that nothing has collected
+    health           materialized  for each stream rates, latency, what is collected
+    audit            materialized  the evidence (spark/audit.py): for each subscriber and stream a verdict, violations
 
-Rows and what they cover come from the same batch of the same query, so everything behind `intake` is a function of it:
-whatever is published while a run goes on is in all tables or in none, and the next run takes it. Attributes are JSON,
-because the columns of a table stay while streams, and their attributes, come and go.
+Rows and what they cover come from the same batch of the same query, and the others are functions of the intake: what is
+published while a run goes on is in all tables or in none, and the next run takes it. A region has a table of its own
+because files count by the log of the one query that writes them: of two flows into a table, one loses batches.
+Attributes are JSON, because the columns of a table stay while streams, and their attributes, come and go.
 
 Collection and audit are those of `tidings.check`, per stream, as a grouped map: a stream's rows and receipts have to
-fit into the memory of one task. Receipts for what `intake` does not have yet wait for the next run.
+fit into the memory of one task. Receipts for what the intake does not have yet wait for the next run.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -33,6 +35,7 @@ from tidings import sync
 from tidings.check.survivors import Ints, Survivors, ints
 from tidings.client.events import LOST
 from tidings.client.url import SCHEME
+from tidings.core.errors import BadInput
 from tidings.core.ids import FIRST, RECEIPTS, RegionId, StreamId, is_internal
 from tidings.core.rows import WHERE
 from tidings.spark.audit import (
@@ -52,7 +55,6 @@ from tidings.spark.lake import Cover, covers_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TABLES = ("intake", "events", "live", "health", "audit")
 URL, TOKEN, LEASE = "tidings.url", "tidings.token", "tidings.lease"
 """Settings of a session: where the cluster is, and for how many seconds rows are kept for the next run."""
 
@@ -114,7 +116,7 @@ def look(url: str, token: str = "") -> dict[RegionId, Place]:
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What `intake` has of one stream: events, what is covered and lost, receipts."""
+    """What the intake has of one stream: events, what is covered and lost, receipts."""
 
     stream: StreamId
     events: pa.Table
@@ -247,26 +249,35 @@ def define(spark: SparkSession) -> None:
         LEASE: spark.conf.get(LEASE, str(LEASE_SECONDS)),
     }
     chosen = {name: value or "" for name, value in settings.items()}
-    places = look(chosen[URL], chosen[TOKEN])
+    places = {region: place for region, place in look(chosen[URL], chosen[TOKEN]).items() if place.streams}
+    if not places:
+        raise BadInput(f"the cluster at {chosen[URL]} has no streams: tidings stream create makes one")
+    for region, place in places.items():
+        _define_intake(spark, region, place, chosen)
     facts = {name: each for place in places.values() for name, each in place.streams.items() if not is_internal(name)}
-    _define_streaming(spark, places, chosen)
-    _define_views(spark, facts)
+    _define_views(spark, [intake_of(region) for region in places], facts)
 
 
-def _define_streaming(spark: SparkSession, places: Mapping[RegionId, Place], chosen: Mapping[str, str]) -> None:
+def _define_intake(spark: SparkSession, region: RegionId, place: Place, chosen: Mapping[str, str]) -> None:
     from pyspark import pipelines as dp
 
-    dp.create_streaming_table("intake", comment="What the source says: events, what is covered and lost, receipts.")
-    for region, place in places.items():
-        if place.streams:
-            dp.append_flow(target="intake", name=flow_name(region))(_reading(spark, place, chosen))
+    options = {
+        "servers": place.servers,
+        "token": chosen[TOKEN],
+        "subscribe": ",".join(place.streams),
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": str(BATCH),
+        "leaseSeconds": chosen[LEASE],
+        "archive": "{}",
+        "attributes": "json",
+    }
 
-    @dp.table(comment="Every event once, the collected ones too; attrs is a JSON object.")
-    def events() -> DataFrame:
-        return spark.readStream.table("intake").where(f"NOT {_internal()} AND {_event()}").selectExpr(*EVENTS)
+    @dp.table(name=intake_of(region), comment="Of a region: events, what is covered and what is lost, receipts.")
+    def intake() -> DataFrame:
+        return spark.readStream.format("tidings").options(**options).load()
 
 
-def _define_views(spark: SparkSession, facts: Mapping[StreamId, Facts]) -> None:
+def _define_views(spark: SparkSession, intakes: Sequence[str], facts: Mapping[StreamId, Facts]) -> None:
     from pyspark import pipelines as dp
     from pyspark.sql.pandas.types import from_arrow_schema as from_arrow
     from pyspark.sql.types import StructType
@@ -275,18 +286,23 @@ def _define_views(spark: SparkSession, facts: Mapping[StreamId, Facts]) -> None:
 
     taken_schema = StructType(fields([ABOUT, *COLUMNS]))
 
+    def intake() -> DataFrame:
+        return functools.reduce(lambda a, b: a.union(b), [spark.read.table(name) for name in intakes])
+
     def by_stream(work: Work, columns: pa.Schema) -> DataFrame:
         def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for taken in grouped(batches):
                 yield from work(facts.get(taken.stream, Facts()), taken).to_batches()
 
-        rows: Any = (
-            spark.read.table("intake").selectExpr(f"{_about()} AS {ABOUT}", *INTAKE).where(f"{ABOUT} IS NOT NULL")
-        )
-        rows = rows.repartition(ABOUT).sortWithinPartitions(ABOUT)
+        rows: Any = intake().selectExpr(f"{_about()} AS {ABOUT}", *INTAKE)
+        rows = rows.where(f"{ABOUT} IS NOT NULL").repartition(ABOUT).sortWithinPartitions(ABOUT)
         rows._cached_schema = taken_schema  # or it would ask for it, and nothing may be asked in a definition
         found: DataFrame = rows.mapInArrow(judge, from_arrow(columns))
         return found
+
+    @dp.materialized_view(comment="Every event once, the collected ones too; attrs is a JSON object.")
+    def events() -> DataFrame:
+        return intake().where(f"NOT startswith(stream, '_') AND {_event()}").selectExpr(*EVENTS)
 
     @dp.materialized_view(comment="For each stream and key the last event that nothing has collected.")
     def live() -> DataFrame:
@@ -301,10 +317,6 @@ def _define_views(spark: SparkSession, facts: Mapping[StreamId, Facts]) -> None:
         return by_stream(verdicts, pa.schema(list(EVIDENCE.items())))
 
 
-def _internal() -> str:
-    return "startswith(stream, '_')"
-
-
 def _about() -> str:
     return f"CASE WHEN startswith(stream, '{RECEIPTS}') THEN get_json_object({ATTRS}, '$.followed') ELSE stream END"
 
@@ -313,22 +325,8 @@ def _event() -> str:
     return f"kind NOT IN ('{COVERAGE}', '{LOST}')"
 
 
-def flow_name(region: RegionId) -> str:
-    """The flow that reads a region: always the same one, since its checkpoint goes by it."""
-    plain = re.sub(r"\W", "_", region)
+def intake_of(region: RegionId) -> str:
+    """The table of a region: always the same one, since its checkpoint goes by it."""
+    plain = re.sub(r"\W", "_", region).lower()
     suffix = "" if plain == region else "_" + hashlib.blake2b(region.encode(), digest_size=4).hexdigest()
     return f"intake_{plain}{suffix}"
-
-
-def _reading(spark: SparkSession, place: Place, chosen: Mapping[str, str]) -> Callable[[], DataFrame]:
-    options = {
-        "servers": place.servers,
-        "token": chosen[TOKEN],
-        "subscribe": ",".join(place.streams),
-        "startingOffsets": "earliest",
-        "maxOffsetsPerTrigger": str(BATCH),
-        "leaseSeconds": chosen[LEASE],
-        "archive": "{}",
-        "attributes": "json",
-    }
-    return lambda: spark.readStream.format("tidings").options(**options).load()
