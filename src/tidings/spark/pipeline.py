@@ -9,11 +9,12 @@
       failure.txt                    all that Spark had to say of the last run that failed
 
 Pipelines run over Spark Connect. A server of our own, on loopback, at a free port and behind a token that only this
-process knows, runs inside the Spark driver and ends with it. A run holds leases on all streams from before it asks for
-anything, and leaves them for the next: rows are read as of no later than where the run ends, so that of no key the last
-event is missing because a later one, which the run does not read, has collected it; and what is collected between two
-runs is still there for the second, unless more than `--lease` seconds have passed. The catalog is Hive's with an embedded metastore: one in
+process knows, runs inside the Spark driver and ends with it. The catalog is Hive's with an embedded metastore: one in
 memory has forgotten the tables when the next run finds their directories. One run at a time works in a directory.
+
+A run holds leases on all streams from before it asks for anything, and leaves them for the next. So rows are read as of
+no later than where the run ends: of no key the last event is missing because one that the run does not read has
+collected it. And what is collected between two runs is still there for the second, for as long as a lease lasts.
 """
 
 from __future__ import annotations
@@ -126,14 +127,17 @@ def run(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Run the pipeline of a directory, or only check it; ``settings`` as in spark/tables.py. What came of it."""
+    from tidings.spark.tables import TOKEN, URL, look
+
     began = time.monotonic()
     _needed()
-    project = Project(directory)
+    look(settings[URL], settings.get(TOKEN, ""))  # before anything is made or started
+    project = Project(directory).make()
     os.environ.setdefault(AUTHENTICATE, secrets.token_hex(16))
-    with ExitStack() as open:
-        sources = open.enter_context(_held(project, settings))  # before Spark starts, which takes longer
-        open.enter_context(project.make().alone())
-        session = open.enter_context(spark(master, "tidings pipeline", project.conf()))
+    with ExitStack() as stack:
+        stack.enter_context(project.alone())
+        sources = stack.enter_context(_held(project, settings))
+        session = stack.enter_context(spark(master, "tidings pipeline", project.conf()))
         session.sparkContext.setLogLevel("OFF")  # what goes wrong is said once, and by us
         _quiet_derby(session)
         with _connected(session) as remote:
@@ -157,10 +161,10 @@ def _held(project: Project, settings: Mapping[str, str]) -> Iterator[list[Source
 
     how: dict[str, Any] = {"token": settings.get(TOKEN) or None, "timeout": TIMEOUT}
     sources: list[Source] = []
-    with ExitStack() as open:
-        first = open.enter_context(sync.connect(settings[URL], **how))
+    with ExitStack() as stack:
+        first = stack.enter_context(sync.connect(settings[URL], **how))
         for region, servers in regions_of(first).items():
-            connection = open.enter_context(sync.connect(f"{SCHEME}{servers}", **how))
+            connection = stack.enter_context(sync.connect(f"{SCHEME}{servers}", **how))
             sources.append(source := Source(region, servers, connection))
             source.look()
             source.streams = {name: each for name, each in source.streams.items() if not is_internal(name)}
@@ -253,7 +257,9 @@ def _why(project: Project, said: list[str]) -> str:
     ours = [line for line in lines if line.startswith("tidings.") and ": " in line]
     python = [line for line in lines if re.match(r"\w*(Error|Exception): ", line)]
     text = next(iter([*ours, *python[-1:], *[line for line in lines if line]]), "Spark does not say why")
-    return f"the pipeline has failed: {text[:600]} (more in {project.failure}); what is committed stays, run it again"
+    anew = "DataLoss" in text or "LeaseExpired" in text
+    hint = "--full-refresh begins anew, with what there is" if anew else "what is committed stays, run it again"
+    return f"the pipeline has failed: {text[:600]} (more in {project.failure}); {hint}"
 
 
 # --- what came of it -------------------------------------------------------------------------------------------
