@@ -130,6 +130,7 @@ def run(
     from tidings.spark.tables import TOKEN, URL, look
 
     began = time.monotonic()
+    os.environ.setdefault("SPARK_CONNECT_LOG_LEVEL", "critical")  # what goes wrong is said once, and by us
     _needed()
     look(settings[URL], settings.get(TOKEN, ""))  # before anything is made or started
     project = Project(directory).make()
@@ -138,7 +139,7 @@ def run(
         stack.enter_context(project.alone())
         sources = stack.enter_context(_held(project, settings))
         session = stack.enter_context(spark(master, "tidings pipeline", project.conf()))
-        session.sparkContext.setLogLevel("OFF")  # what goes wrong is said once, and by us
+        session.sparkContext.setLogLevel("OFF")
         _quiet_derby(session)
         with _connected(session) as remote:
             for name, value in settings.items():
@@ -259,7 +260,8 @@ def _why(project: Project, said: list[str]) -> str:
     text = next(iter([*ours, *python[-1:], *[line for line in lines if line]]), "Spark does not say why")
     anew = "DataLoss" in text or "LeaseExpired" in text
     hint = "--full-refresh begins anew, with what there is" if anew else "what is committed stays, run it again"
-    return f"the pipeline has failed: {text[:600]} (more in {project.failure}); {hint}"
+    text = text.removeprefix("Error: ")[:600]
+    return f"the pipeline has failed: {text} (more in {project.failure}); {hint}"
 
 
 # --- what came of it -------------------------------------------------------------------------------------------
