@@ -68,6 +68,8 @@ def test_expected_rows_and_hashes_equal_those_of_the_naive_model(
         content = (alive - 1).astype(np.uint64) * np.uint64(2**61 + 7)
         assert (expected.rows[i], expected.unknown[i], expected.hashed[i]) == (len(alive), 0, True)
         assert int(expected.hash_sum[i]) == hash_sum(row_hashes(alive, content))
+        there = stream.alive(asof)
+        assert there[(there >= lo) & (there < hi)].tolist() == alive.tolist()
 
 
 @settings(max_examples=200, deadline=None)
@@ -98,6 +100,7 @@ def test_predicates_collect_what_the_naive_model_says(
         alive = np.array([seq for seq in range(lo, end) if collected_by(seq) >= asof], np.int64)
         found = expect(stream, lo, end, asof)
         assert found.rows == len(alive)
+        assert [seq for seq in stream.alive(asof).tolist() if seq >= lo] == alive.tolist()
         content = (alive - 1).astype(np.uint64) * np.uint64(2**61 + 7)
         assert int(found.hash_sum[0]) == hash_sum(row_hashes(alive, content))
 

@@ -142,6 +142,12 @@ class Survivors:
         runs = self._lost, self._lost_counts, self._lost_sums
         return _below(hi, *runs) - _below(lo, *runs)
 
+    def alive(self, asof: int = NEVER) -> Ints:
+        """The numbers that survive the collectors below asof, ascending; of a run of counted events the first."""
+        low = self._reach[np.searchsorted(self._collectors, asof)]
+        dead = self._victims[self._killers < asof]
+        return np.setdiff1d(self.seq[self.seq >= low], dead, assume_unique=True)
+
     def expect(self, lo: Ints, hi: Ints, asof: Ints) -> Expected:
         """The rows of each [lo, hi) that survive the collectors below its asof, counted and summed."""
         first, lost = lo, self.lost(lo, hi)

@@ -22,6 +22,7 @@ from tidings.cli import (
     down,
     fault,
     lab,
+    pipeline,
     pub,
     replay,
     replica,
@@ -68,6 +69,7 @@ app.add_typer(fault.app, name="fault")
 app.add_typer(archive.app, name="archive")
 app.command("replay", epilog=replay.EXAMPLE)(replay.replay)
 app.command("audit", epilog=audit.EXAMPLE)(audit.audit)
+app.add_typer(pipeline.app, name="pipeline")
 app.command("sim", epilog=sim.EXAMPLE)(sim.sim)
 app.command("check", epilog=check.EXAMPLE)(check.check)
 app.add_typer(lab.app, name="lab")

@@ -117,6 +117,14 @@ class Source:
             lease.leave()
 
 
+def regions_of(connection: sync.Connection) -> dict[RegionId, str]:
+    """The regions of a cluster, and the addresses of the replicas of each."""
+    return {
+        membership.region: ",".join([node.rpartition("@")[2] for node in membership.replicas])
+        for membership in connection.describe().memberships
+    }
+
+
 class Archive:
     """A job that writes a lake. ``servers``: any region of the cluster."""
 
@@ -149,9 +157,8 @@ class Archive:
         self._open = ExitStack()
         try:
             first = self._connect(self.servers)
-            for membership in first.describe().memberships:
-                servers = ",".join([node.rpartition("@")[2] for node in membership.replicas])
-                self.sources[membership.region] = Source(membership.region, servers, self._connect(servers))
+            for region, servers in regions_of(first).items():
+                self.sources[region] = Source(region, servers, self._connect(servers))
             self.hold()
         except BaseException:
             self._open.close()

@@ -11,7 +11,6 @@ until the rows they are about are there; that never happening is a violation, on
 from __future__ import annotations
 
 import functools
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,10 +27,10 @@ from tidings.check.survivors import Ints, ints
 from tidings.check.tables import DELIVERED, PUBLISHED, Trace
 from tidings.check.tables import LOST as LOST_RUN
 from tidings.client.events import LOST
-from tidings.core.filters import AttrType, parse_attributes
+from tidings.core.filters import parse_attributes
 from tidings.core.ids import RECEIPTS, StreamId, is_internal
 from tidings.protocols.catalog import StreamDef
-from tidings.spark.columns import COVERAGE
+from tidings.spark.columns import ATTRS, COVERAGE, attributes_json
 from tidings.spark.lake import KINDS, Cover, Lake, Snapshot, covers_of, gone, hashed, spark_schema
 
 if TYPE_CHECKING:
@@ -176,33 +175,22 @@ SPARK_ROWS = ", ".join(
 )
 
 
-def published_rows(rows: pa.Table, attrs: str) -> pa.Table:
-    """Rows of the lake in the columns of the published table."""
+def published_rows(rows: pa.Table, attrs: str | None) -> pa.Table:
+    """Rows of the lake in the columns of the published table; None: their attributes are JSON already."""
     names = {"session": "_session", "number": "pub_seq", "tick": "_tick", "hash": "_hash", "committed_hash": "_hash"}
     made = {name: rows[names.get(name, name)] for name in ROWS.names if names.get(name, name) in rows.column_names}
     made["kind"] = pc.index_in(rows["kind"], pa.array(list(KINDS))).cast(pa.int8())
     made["count"] = pa.array(np.ones(rows.num_rows, np.int64))
-    made["attrs"] = attributes_json(rows, attrs)
+    made["attrs"] = rows[ATTRS] if attrs is None else attributes_of(rows, attrs)
     return pa.Table.from_arrays([made[name] for name in ROWS.names], names=ROWS.names).cast(ROWS)
 
 
-def attributes_json(rows: pa.Table, attrs: str) -> pa.Array:
-    """Attributes as JSON objects: times and dates in ISO form, bytes in hexadecimal (core/filters/types.py)."""
-    declared = {name: kind for name, kind in parse_attributes(attrs).items() if name in rows.column_names}
+def attributes_of(rows: pa.Table, attrs: str) -> pa.Array:
+    """The declared attributes of rows as JSON objects."""
+    declared = [name for name in parse_attributes(attrs) if name in rows.column_names]
     if not declared:
         return pa.nulls(rows.num_rows, pa.string())
-    columns = [_plain(rows[name], kind) for name, kind in declared.items()]
-    names = list(declared)
-    return pa.array([json.dumps(dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True)])
-
-
-def _plain(column: pa.ChunkedArray, kind: AttrType) -> list[Any]:
-    values: list[Any] = column.to_pylist()
-    if kind is AttrType.BINARY:
-        return [None if value is None else value.hex() for value in values]
-    if kind in (AttrType.TIMESTAMP, AttrType.DATE):
-        return [None if value is None else value.isoformat() for value in values]
-    return values
+    return attributes_json({name: rows[name] for name in declared})
 
 
 # --- the lake ---------------------------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ attributes are used where they lie; the rest is repeated from the origins of the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,7 @@ import pyarrow as pa
 from tidings.client.events import KINDS, LOST
 from tidings.core.errors import BadInput
 from tidings.core.filters import AttrType, parse_attributes
+from tidings.core.hashing import content_hashes
 from tidings.core.ids import StreamId
 from tidings.core.ranges import Ranges
 from tidings.core.rows import ROW_SCHEMA, WHERE, ArrowRows, Origin
@@ -41,6 +44,10 @@ KEPT: dict[str, pa.DataType] = {
 }
 """What an archive has besides: what a collecting event collects, and of whose batch a row is part."""
 
+ATTRS, HASH = "attrs", "_hash"
+"""Columns in place of the attributes, where they are wanted as JSON: the object, and in an archive the hash of the row,
+which cannot be worked out from it."""
+
 COVERAGE = "coverage"
 """In an archive, the kind of a row that is no event: of [seq, before) all is there that survived as of _tick. Likewise
 `LOST`: nobody has [seq, before)."""
@@ -63,7 +70,7 @@ def attributes_of(streams: Mapping[StreamId, str]) -> dict[str, AttrType]:
 class Columns:
     """Makes record batches of one schema."""
 
-    def __init__(self, schema: pa.Schema, *, archive: bool = False) -> None:
+    def __init__(self, schema: pa.Schema, *, archive: bool = False, json: bool = False) -> None:
         self.schema = schema
         self._names: list[str] = schema.names
         self._makers: dict[str, Callable[[StreamId, ArrowRows], pa.Array]] = {
@@ -83,6 +90,12 @@ class Columns:
                 "where": lambda _, rows: _wheres(rows),
                 "_session": lambda _, rows: pa.array(_spread(rows, [origin.session for origin in rows.origins])),
                 "_tick": lambda _, rows: pa.array(_spread(rows, [origin.tick for origin in rows.origins])),
+            }
+
+        if json:
+            self._makers |= {
+                ATTRS: lambda _, rows: _objects(rows),
+                HASH: lambda _, rows: pa.array(content_hashes(rows.batch).view(np.int64)),
             }
 
     def batch(self, stream: StreamId, rows: ArrowRows) -> pa.RecordBatch:
@@ -115,6 +128,29 @@ class Columns:
             for first, last, kind in sorted(ranges)
         ]
         return pa.RecordBatch.from_pylist(said, schema=self.schema)
+
+
+def attributes_json(columns: Mapping[str, pa.Array]) -> pa.Array:
+    """Attributes as JSON objects: times and dates in ISO form, bytes in hexadecimal (core/filters/types.py)."""
+    plain = [_plain(column) for column in columns.values()]
+    texts = [json.dumps(dict(zip(columns, values, strict=True))) for values in zip(*plain, strict=True)]
+    return pa.array(texts, pa.string())
+
+
+def _plain(column: pa.Array) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    if pa.types.is_binary(column.type):
+        return [None if value is None else value.hex() for value in values]
+    if pa.types.is_temporal(column.type):
+        return [None if value is None else value.isoformat() for value in values]
+    return values
+
+
+def _objects(rows: ArrowRows) -> pa.Array:
+    """The attributes that rows have, as JSON; null where there are none."""
+    names = rows.batch.schema.names[len(ROW_SCHEMA) :]
+    found = {name: rows.batch.column(at) for at, name in enumerate(names, len(ROW_SCHEMA)) if name != WHERE}
+    return attributes_json(found) if found else pa.nulls(rows.count, pa.string())
 
 
 @lru_cache(maxsize=64)  # the same few texts in batches of the same few sizes

@@ -27,7 +27,7 @@ CONNECT = ("servers", "cluster", "token", "tlsCa", "tlsCert", "tlsKey", "timeout
 READ = (
     *CONNECT,
     *("subscribe", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions"),
-    *("failOnDataLoss", "filter", "leaseSeconds", "leaseBytes", "archive"),
+    *("failOnDataLoss", "filter", "leaseSeconds", "leaseBytes", "archive", "attributes"),
 )
 TIMEOUT = 120.0  # seconds without progress before a task fails; ours: several times what a fail-over takes
 LEASE_SECONDS = 900.0  # ours: longer than the restart of a driver takes
@@ -95,6 +95,7 @@ class ReadOptions(ConnectOptions, frozen=True, kw_only=True):
     lease_seconds: float = LEASE_SECONDS
     lease_bytes: int = BYTES
     archive: dict[StreamId, int] | None = None
+    json: bool = False  # attributes as one column of JSON: the columns are the same whatever the streams declare
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
@@ -119,6 +120,7 @@ class ReadOptions(ConnectOptions, frozen=True, kw_only=True):
             lease_seconds=_positive(given, "leaseSeconds", LEASE_SECONDS),
             lease_bytes=_count(given, "leaseBytes") or BYTES,
             archive=_archive(given, streaming),
+            json=_attributes(given),
         )
 
 
@@ -136,6 +138,16 @@ def _archive(given: Mapping[str, str], streaming: bool | None) -> dict[StreamId,
     except msgspec.DecodeError as error:
         said = given["archive"]
         raise BadInput(f"option 'archive' is JSON such as {{\"prices\": 1}}, not {said!r}: {error}") from None
+
+
+def _attributes(given: Mapping[str, str]) -> bool:
+    """Whether attributes come as JSON rather than in a column each."""
+    how = given.get("attributes", "columns").lower()
+    if how not in ("columns", "json"):
+        raise BadInput(f"option 'attributes' is 'columns' or 'json', not {given['attributes']!r}")
+    if how == "json" and "filter" in given:
+        raise BadInput("option 'attributes' is 'columns' where there is a filter: give one of the two")
+    return how == "json"
 
 
 def _streams(given: Mapping[str, str]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from tidings.core.errors import BadInput
 from tidings.core.filters import SYSTEM, AttrType, parse, parse_attributes
 from tidings.core.ids import FIRST, StreamId
 from tidings.core.rows import ArrowRows
-from tidings.spark.columns import FIXED, KEPT, Columns, attributes_of
+from tidings.spark.columns import ATTRS, FIXED, HASH, KEPT, Columns, attributes_of
 from tidings.spark.options import EARLIEST, LATEST, Offsets, ReadOptions
 
 log = logging.getLogger("tidings.spark")
@@ -61,7 +61,7 @@ SPARK_TYPES: dict[AttrType, spark_types.DataType] = {
 FIXED_TYPES = {"seq": AttrType.BIGINT, "pub_seq": AttrType.BIGINT, "published_at": AttrType.TIMESTAMP} | dict.fromkeys(
     ("key", "payload"), AttrType.BINARY
 )
-FIXED_TYPES |= dict.fromkeys(("before", "_session", "_tick"), AttrType.BIGINT)
+FIXED_TYPES |= dict.fromkeys(("before", "_session", "_tick", HASH), AttrType.BIGINT)
 
 
 class DataLoss(TidingsError):
@@ -102,6 +102,8 @@ def streams_of(connection: sync.Connection, options: ReadOptions) -> dict[Stream
 
 def schema_of(options: ReadOptions) -> StructType:
     """The columns of the streams that the options name."""
+    if options.json:
+        return StructType(fields([*FIXED, *([*KEPT, HASH] if options.archive is not None else ()), ATTRS]))
     with connect(options) as connection:
         streams = streams_of(connection, options)
     if not streams:
@@ -109,9 +111,13 @@ def schema_of(options: ReadOptions) -> StructType:
     attributes = attributes_of({stream.name: stream.attrs for stream in streams.values()})
     if options.filter:
         parse(options.filter, attributes)  # `BadFilter` says where it is wrong
-    names = [*FIXED, *(KEPT if options.archive is not None else ())]
-    fields = [StructField(name, SPARK_TYPES[FIXED_TYPES.get(name, AttrType.STRING)]) for name in names]
-    return StructType([*fields, *[StructField(name, SPARK_TYPES[kind]) for name, kind in attributes.items()]])
+    always = fields([*FIXED, *(KEPT if options.archive is not None else ())])
+    return StructType([*always, *[StructField(name, SPARK_TYPES[kind]) for name, kind in attributes.items()]])
+
+
+def fields(names: Sequence[str]) -> list[StructField]:
+    """Columns that do not depend on what a stream declares."""
+    return [StructField(name, SPARK_TYPES[FIXED_TYPES.get(name, AttrType.STRING)]) for name in names]
 
 
 def filter_of(options: ReadOptions, attributes: Mapping[str, AttrType], stream: StreamInfo) -> str:
@@ -174,7 +180,7 @@ def shares(lags: Mapping[StreamId, int], limit: int) -> dict[StreamId, int]:
 
 def batches(options: ReadOptions, schema: StructType, part: Range, *, renew: bool) -> Iterator[pa.RecordBatch]:
     """The rows of a range; ``renew``: nobody else renews the lease while they are read."""
-    columns = Columns(to_arrow_schema(schema, timezone="UTC"), archive=options.archive is not None)
+    columns = Columns(to_arrow_schema(schema, timezone="UTC"), archive=options.archive is not None, json=options.json)
     settings: dict[str, Any] = {"asof": part.asof, "replica": part.replica}
     with connect(options) as connection:
         if options.filter:
@@ -391,7 +397,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._begun:
             return start
         self._begun = True
-        if self.options.starting is not None:
+        if self.options.starting is not None and self.options.archive is None:
             at = {name: each["seq"] for name, each in start.items()}
             log.warning("startingOffsets is ignored: the checkpoint says where to go on, %s", at)
         start = dict(start)
