@@ -151,7 +151,9 @@ async def measure_service(sizes: Sequence[int], seconds: float, repeat: int) -> 
         ((stream, region),) = (await _streams(cluster)).items()
         job = Job(url=cluster.url(region), stream=stream, keys=1000, seconds=seconds)
         wanted = [
-            msgspec.structs.replace(job, batch=size, inflight=under_way) for size in sizes for under_way in (1, BUSY)
+            msgspec.structs.replace(job, batch=size, inflight=under_way, pause=pause)
+            for size in sizes
+            for under_way, pause in ((1, PAUSE), (BUSY, 0.0))
         ]
         async with workers([("publish-tables", each) for each in wanted]) as made:
             return [

@@ -95,7 +95,8 @@ class Measured:
     """One real run."""
 
     seen: Observed
-    others: float  # processors that others used
+    used: float  # processors that replicas, publishers and clients used
+    others: float  # and others
     told: float  # seconds until all replicas knew of the cut
 
 
@@ -156,7 +157,8 @@ async def _play(
     await until(repair)
     await cluster.heal(A, B)
     await until(end)
-    others = float(usage.since(0.0)["others_cpus"])
+    spent = usage.since(0.0)
+    used = sum(spent["replica_cpu"].values()) / (time.monotonic() - began)
     ends: dict[StreamId, int] = await crew[0].call({"stop": ANSWERS}, "ends", ANSWERS + 10.0)
     finish = {"finish": ends, "timeout": ANSWERS, "late": []}
     await asyncio.gather(*[worker.call(finish, "done", ANSWERS + 30.0) for worker in crew])
@@ -166,7 +168,7 @@ async def _play(
     period = float(settings()["advertise_period"])
     timeline = Timeline(cut, np.inf, np.inf, repair, end, period)
     seen = await asyncio.to_thread(observed, evidence, timeline, (asked + known) / 2 - cut, home)
-    return Measured(seen, others, known - asked)
+    return Measured(seen, used, spent["others_cpus"], known - asked)
 
 
 def observed(evidence: Evidence, timeline: Timeline, origin: float, home: Mapping[str, RegionId]) -> Observed:
@@ -259,12 +261,14 @@ def side_by_side(judged: Judge, real: Measured, simulated: Observed) -> Claim:
     why = claim.why or PHASE * (judged in (link_cut.recovery, link_cut.peak))
     if not claim.holds:
         noise, quiet = (spread / normal for normal, spread in map(link_cut.normal_rate, (real.seen, simulated)))
-        why = (
-            f"{claim.why} " * bool(claim.why) + f"On this machine others used {real.others:.1f} processors; throughput "
-            f"before the cut varies by {noise:.1%} ({quiet:.1%} simulated), latency of {A} by "
-            f"{_spread(real.seen):.0%} ({_spread(simulated):.0%}). "
-            + ("The simulation has it." if other.holds else "The simulation has it neither.")
-        )
+        parts = [
+            claim.why,
+            f"The run used {real.used:.1f} processors, others {real.others:.1f}; throughput before the cut varies by "
+            f"{noise:.1%} ({quiet:.1%} simulated), latency of {A} by {_spread(real.seen):.0%} "
+            f"({_spread(simulated):.0%}).",
+            "The simulation has it." if other.holds else "The simulation has it neither.",
+        ]
+        why = " ".join(part for part in parts if part)
     return Claim(
         f"real.{claim.id}",
         claim.statement,
@@ -313,8 +317,8 @@ def _curve(ident: str, what: str, off: Any, real: Measured) -> Claim:
         middle < NEAR,
         ""
         if middle < NEAR
-        else f"Others used {real.others:.1f} processors, and a process that waits for one delays what it carries; in "
-        "the simulation nobody else is there.",
+        else f"The run used {real.used:.1f} processors, others {real.others:.1f}, and a process that waits for one "
+        "delays what it carries; in the simulation nobody else is there, and a client takes no longer than a replica.",
         "see the figure",
         f"median {middle:.1%}",
     )
