@@ -215,7 +215,7 @@ def test_the_calibration_is_no_part_of_the_simulated_experiments() -> None:
     assert mine == {"SP1", "SP2", "service", "SP5-real", "SP6-real"}
     studies = {each.study for each in experiments.EXPERIMENTS.values() if each.paper == "sprinkler"}
     assert not any(experiments.STUDIES[name].alone for name in studies)
-    assert [point["proxies"] for point in calibration.points("quick")] == [1, 1, 2, 3]
+    assert [point["part"] for point in calibration.points("quick")] == ["service", "drivers"]
 
 
 # --- real ones ------------------------------------------------------------------------------------------
@@ -223,11 +223,11 @@ def test_the_calibration_is_no_part_of_the_simulated_experiments() -> None:
 
 @pytest.mark.slow
 @real_processes
-def test_real_drivers_publish_to_two_proxies_and_both_hold_everything() -> None:
-    rows = run_loop(calibration.measure_drivers(2, (1, 2), 0.2, 1))
-    assert [each["drivers"] for each in rows] == [1, 2]
+def test_real_drivers_publish_to_one_and_two_proxies_which_then_hold_everything() -> None:
+    rows = run_loop(calibration.measure_drivers((1, 2), (1, 2), 0.2, 1))
+    assert [(each["proxies"], each["drivers"]) for each in rows] == [(1, 1), (2, 1), (1, 2), (2, 2)]
     for each in rows:
-        assert each["events"] >= each["drivers"] * 2 * BATCH
+        assert each["events"] >= each["drivers"] * each["proxies"] * BATCH
         assert each["seconds"] > 0.2 and each["pause"] >= 0.0005
         assert 0 < each["busiest_cpu"] <= each["replica_cpu"]
 

@@ -48,7 +48,7 @@ def observed(level: float = 0.05, waiting: float = 11.1) -> Observed:
 
 def claims(real: Observed, simulated: Observed) -> dict[str, link_cut.Claim]:
     made = Measured(real, 0.7, 1.5, 0.02)
-    found = [real_cut.side_by_side(judged, made, simulated) for judged in real_cut.COMPARED]
+    found = [real_cut.side_by_side(judged, made, simulated, [simulated, real]) for judged in real_cut.COMPARED]
     found += [real_cut.throughput_distance(made, simulated), real_cut.latency_distance(made, simulated)]
     return {claim.id: claim for claim in found}
 
@@ -63,15 +63,15 @@ def test_every_claim_holds_and_nothing_is_apart_when_both_are_as_the_paper_says(
     found = claims(observed(), observed())
     assert [name for name, claim in found.items() if not claim.holds] == []
     assert set(found) == {claim for each in real_cut.EXPERIMENTS for claim in each.claims}
-    assert found["real.SP5.dip"].distance == "+0.0 points (+12.5% real, +12.5% simulated)"
+    assert found["real.SP5.dip"].distance == "+0.0 points; +12.5% real, +12.5% to +12.5% in 2 simulated runs"
     assert found["real.SP6.model"].distance == "median 0.0%"
 
 
 def test_the_distance_is_that_of_the_simulation_from_reality() -> None:
     found = claims(observed(), observed(level=0.04, waiting=10.9))
-    assert found["real.SP5.recovery"].distance == "-0.20 s (-18%)"
-    assert found["real.SP6.before"].distance == "-10 ms (-20%)"
-    assert found["real.SP6.detour"].distance == "+0 ms (+0%)"
+    assert found["real.SP5.recovery"].distance.startswith("-0.20 s (-18%); 1.10 s real, 0.90 s to 1.10 s")
+    assert found["real.SP6.before"].distance.startswith("-10 ms (-20%); 50 ms real, 40 ms to 50 ms")
+    assert found["real.SP6.detour"].distance.startswith(("+0 ms", "-0 ms"))
     assert "chance" in found["real.SP5.recovery"].why
     assert found["real.SP6.model"].holds and found["real.SP6.model"].measured.startswith("20.0%")
 
@@ -89,8 +89,8 @@ def test_the_verdict_is_that_of_the_real_run_and_says_why_it_differs() -> None:
     claim = claims(real, observed())["real.SP6.after"]
     assert not claim.holds
     assert "r1 50 ms -> 75 ms" in claim.why
-    assert "others 1.5" in claim.why and claim.why.endswith("The simulation has it.")
-    assert claims(observed(), real)["real.SP6.after"].simulated.endswith("(differs)")
+    assert "others 1.5" in claim.why and claim.why.endswith("holds in 1 of 2 simulated runs.")
+    assert "(differs); holds in 1 of 2 runs" in claims(observed(), real)["real.SP6.after"].simulated
     assert not claims(replace(real, violations=1), real)["real.ours.invariants"].holds
 
 
@@ -129,8 +129,21 @@ def test_both_sides_have_the_same_links_rates_and_settings() -> None:
     assert simulated.service == MEASURED
 
 
+def test_the_simulated_run_beside_it_is_the_one_whose_cut_was_noticed_as_soon() -> None:
+    runs = [observed(waiting=end) for end in (10.2, 10.6, 11.1)]
+    assert real_cut.nearest(observed(waiting=10.7), runs) is runs[1]
+
+
+def test_a_simulated_cut_comes_later_by_its_phase_and_is_measured_from_there() -> None:
+    times = (3.0, 5.0, 7.0)
+    seen = link_cut.observe(real_cut.scenario(times, 1, later=0.5), 0, publishers=False, since=0.5)
+    assert (seen.time.cut, seen.time.repair, seen.time.end) == times
+    assert 3.0 < seen.cut_off.end < 4.0  # the advertisements that end it come half a period earlier
+    assert seen.violations == 0
+
+
 def test_the_report_draws_both_curves_and_stores_them(tmp_path: Path) -> None:
-    found = real_cut.report_run(Measured(observed(), 0.7, 0.1, 0.02), observed(level=0.04), tmp_path)
+    found = real_cut.report_run(Measured(observed(), 0.7, 0.1, 0.02), [observed(level=0.04)], tmp_path)
     for path in [path for each in (found.figures, found.data) for some in each.values() for path in some]:
         assert Path(path).stat().st_size > 1000
 

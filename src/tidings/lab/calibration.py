@@ -22,6 +22,7 @@ reads (as in the paper, drivers do not receive). Beside each run stands how many
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import statistics
@@ -102,6 +103,7 @@ async def step(cluster: LocalCluster, crews: Mapping[StreamId, Sequence[Worker]]
     began, events = min([each["began"] for each in sent]), sum([each["events"] for each in sent])
     return {
         "run": run,
+        "proxies": len(crews),
         "drivers": len(drivers) // len(crews),
         "batch": job.batch,
         "inflight": job.inflight,
@@ -125,24 +127,28 @@ async def _streams(cluster: LocalCluster) -> dict[StreamId, RegionId]:
     return streams
 
 
-async def measure_drivers(proxies: int, drivers: Sequence[int], seconds: float, repeat: int) -> list[Row]:
-    """SP1 and SP2: one cluster, ever more drivers."""
+async def measure_drivers(counts: Sequence[int], drivers: Sequence[int], seconds: float, repeat: int) -> list[Row]:
+    """SP1 and SP2: ever more drivers. The clusters take turns, so that all meet the same of what others do."""
     job = Job(batch=BATCH, keys=1000, seconds=seconds, inflight=1, pause=PAUSE)
-    async with LocalCluster(proxies, 1, lab=False) as cluster:
-        streams = await _streams(cluster)
-        jobs = [
-            ("publish-tables", msgspec.structs.replace(job, url=cluster.url(region), stream=stream, seed=at))
-            for stream, region in streams.items()
-            for at in range(max(drivers))
+    most = max(drivers)
+    async with contextlib.AsyncExitStack() as stack:
+        fleets: list[tuple[LocalCluster, dict[StreamId, list[Worker]]]] = []
+        for proxies in counts:
+            cluster = await stack.enter_async_context(LocalCluster(proxies, 1, lab=False))
+            streams = await _streams(cluster)
+            jobs = [
+                ("publish-tables", msgspec.structs.replace(job, url=cluster.url(region), stream=stream, seed=at))
+                for stream, region in streams.items()
+                for at in range(most)
+            ]
+            made = await stack.enter_async_context(workers(jobs))
+            fleets.append((cluster, {stream: made[at * most :][:most] for at, stream in enumerate(streams)}))
+        await asyncio.sleep(SUBSCRIBED)
+        return [
+            await step(cluster, {stream: crew[:count] for stream, crew in crews.items()}, job, run)
+            for run, count in itertools.product(range(repeat), drivers)
+            for cluster, crews in fleets
         ]
-        async with workers(jobs) as made:
-            await asyncio.sleep(SUBSCRIBED)
-            crews = {stream: made[at * max(drivers) :][: max(drivers)] for at, stream in enumerate(streams)}
-            rows = []
-            for run, count in itertools.product(range(repeat), drivers):
-                some = {stream: crew[:count] for stream, crew in crews.items()}
-                rows.append(await step(cluster, some, job, run))
-    return rows
 
 
 async def measure_service(sizes: Sequence[int], seconds: float, repeat: int) -> list[Row]:
@@ -165,16 +171,15 @@ async def measure_service(sizes: Sequence[int], seconds: float, repeat: int) -> 
 
 def points(scale: str) -> list[Point]:
     """What is measured: the service times, then one, two and three proxies."""
-    parts = [{"part": "service", "proxies": 1}, *[{"part": "drivers", "proxies": count} for count in PROXIES]]
-    return [{**part, "publish": SECONDS[scale], "repeat": REPEAT[scale]} for part in parts]
+    return [{"part": part, "publish": SECONDS[scale], "repeat": REPEAT[scale]} for part in ("service", "drivers")]
 
 
 def measure(point: Mapping[str, Any]) -> list[Row]:
-    """One cluster; a row for every time that its drivers published."""
+    """A row for every time that the drivers of a cluster published."""
     seconds, repeat = point["publish"], point["repeat"]
     if point["part"] == "service":
         return run_loop(measure_service(SIZES, seconds, repeat))
-    return run_loop(measure_drivers(point["proxies"], DRIVERS, seconds, repeat))
+    return run_loop(measure_drivers(PROXIES, DRIVERS, seconds, repeat))
 
 
 # --- the service times ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import itertools
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,6 +106,11 @@ class Timeline:
         at = {type(fault): fault.at for fault in plan.faults}
         death, end = (at.get(Kill, math.inf), at.get(Restart, math.inf)), plan.scenario.seconds
         return cls(at[Cut], *death, at[Heal], end, plan.protocol.advertise_period)
+
+    def earlier(self, seconds: float) -> Timeline:
+        """The same, by a clock that is behind."""
+        times = {name: getattr(self, name) - seconds for name in ("cut", "kill", "restart", "repair", "end")}
+        return replace(self, **times)
 
     @property
     def before(self) -> list[tuple[float, float]]:
@@ -322,8 +327,11 @@ def sources(deployment: Deployment) -> Sources:
     return found
 
 
-def observe(plan: Scenario, seed: int, progress: Progress | None = None, *, publishers: bool = True) -> Observed:
-    """Simulate, and measure what the claims are about; ``publishers``: they are clients, too."""
+def observe(
+    plan: Scenario, seed: int, progress: Progress | None = None, *, publishers: bool = True, since: float = 0.0
+) -> Observed:
+    """Simulate, and measure what the claims are about; ``publishers``: they are clients, too; ``since``: the simulated
+    time that counts as 0."""
     deployment = Deployment(plan, seed, check=False, trace=False)
     simulate(deployment, progress)
     if deployment.world.failures:
@@ -332,12 +340,15 @@ def observe(plan: Scenario, seed: int, progress: Progress | None = None, *, publ
     batches: dict[StreamId, list[tuple[int, float]]] = {}
     for stream in STREAM.values():
         mine = sorted((lo, row[0]) for (name, lo), row in recorder.committed.items() if name == stream)
-        batches[stream] = [(lo + count, recorder.arrived[stream, lo]) for lo, count in mine]
+        arrived = [(lo + count, recorder.arrived[stream, lo] - since) for lo, count in mine]
+        batches[stream] = [(hi, at) for hi, at in arrived if at >= 0]
     members = deployment.members() if publishers else [node for nodes in deployment.clients.values() for node in nodes]
     homes = [deployment.region_of[node] for node in members]
+    receipts = Receipts.of(recorder, members)
+    receipts = receipts.where(receipts.time >= since)
     return observed(
-        Timeline.of(plan),
-        Receipts.of(recorder, members),
+        Timeline.of(plan).earlier(since),
+        replace(receipts, time=receipts.time - since),
         batches,
         {region: homes.count(region) for region in REGIONS},
         sources(deployment),
