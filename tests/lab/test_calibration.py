@@ -224,8 +224,8 @@ def test_the_calibration_is_no_part_of_the_simulated_experiments() -> None:
 @pytest.mark.slow
 @real_processes
 def test_real_drivers_publish_to_one_and_two_proxies_which_then_hold_everything() -> None:
-    rows = run_loop(calibration.measure_drivers((1, 2), (1, 2), 0.2, 1))
-    assert [(each["proxies"], each["drivers"]) for each in rows] == [(1, 1), (2, 1), (1, 2), (2, 2)]
+    rows = run_loop(calibration.measure_drivers({1: (1, 2, 3), 2: (1, 2)}, 0.2, 1))
+    assert [(each["proxies"], each["drivers"]) for each in rows] == [(1, 1), (2, 1), (1, 2), (2, 2), (1, 3)]
     for each in rows:
         assert each["events"] >= each["drivers"] * each["proxies"] * BATCH
         assert each["seconds"] > 0.2 and each["pause"] >= 0.0005

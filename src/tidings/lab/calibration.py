@@ -59,8 +59,7 @@ from tidings.sim.scenario import Disk, Link, Region, Run, Scenario, Service, Str
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PROXIES = (1, 2, 3)  # SP1
-DRIVERS = (1, 2, 4)  # per proxy; ours: with three proxies as many processes as two cores bear
+DRIVERS = {1: (1, 2, 4, 8), 2: (1, 2, 4), 3: (1, 2, 4)}  # by proxies (SP1), per proxy; ours: what two cores bear
 ALONE = (1, 2, 4, 8, 16, 32)  # per proxy, where the simulation gives each a processor
 BATCH = 4096  # events; ours: the paper batches heavily and does not say how much
 PAUSE = 0.001  # seconds; ours: one driver then uses about half a core, with its proxy
@@ -127,13 +126,14 @@ async def _streams(cluster: LocalCluster) -> dict[StreamId, RegionId]:
     return streams
 
 
-async def measure_drivers(counts: Sequence[int], drivers: Sequence[int], seconds: float, repeat: int) -> list[Row]:
-    """SP1 and SP2: ever more drivers. The clusters take turns, so that all meet the same of what others do."""
+async def measure_drivers(drivers: Mapping[int, Sequence[int]], seconds: float, repeat: int) -> list[Row]:
+    """SP1 and SP2: ever more drivers, by the number of proxies. The clusters take turns, so that all meet the same of
+    what others do."""
     job = Job(batch=BATCH, keys=1000, seconds=seconds, inflight=1, pause=PAUSE)
-    most = max(drivers)
     async with contextlib.AsyncExitStack() as stack:
         fleets: list[tuple[LocalCluster, dict[StreamId, list[Worker]]]] = []
-        for proxies in counts:
+        for proxies, counts in drivers.items():
+            most = max(counts)
             cluster = await stack.enter_async_context(LocalCluster(proxies, 1, lab=False))
             streams = await _streams(cluster)
             jobs = [
@@ -144,10 +144,16 @@ async def measure_drivers(counts: Sequence[int], drivers: Sequence[int], seconds
             made = await stack.enter_async_context(workers(jobs))
             fleets.append((cluster, {stream: made[at * most :][:most] for at, stream in enumerate(streams)}))
         await asyncio.sleep(SUBSCRIBED)
+        turns = [
+            (run, *turn)
+            for run in range(repeat)
+            for each in itertools.zip_longest(*drivers.values())
+            for turn in zip(each, fleets, strict=True)
+        ]
         return [
             await step(cluster, {stream: crew[:count] for stream, crew in crews.items()}, job, run)
-            for run, count in itertools.product(range(repeat), drivers)
-            for cluster, crews in fleets
+            for run, count, (cluster, crews) in turns
+            if count is not None
         ]
 
 
@@ -179,7 +185,7 @@ def measure(point: Mapping[str, Any]) -> list[Row]:
     seconds, repeat = point["publish"], point["repeat"]
     if point["part"] == "service":
         return run_loop(measure_service(SIZES, seconds, repeat))
-    return run_loop(measure_drivers(PROXIES, DRIVERS, seconds, repeat))
+    return run_loop(measure_drivers(DRIVERS, seconds, repeat))
 
 
 # --- the service times ----------------------------------------------------------------------------------
@@ -437,7 +443,7 @@ def beside(rows: Sequence[Row]) -> Calibrated:
                 simulated(model, proxies, drivers, pause=pause, seconds=seconds, others=others),
             )
         )
-    pause = _median([row["pause"] for row in driven if row["proxies"] == min(PROXIES)])
+    pause = _median([row["pause"] for row in driven if row["proxies"] == min(DRIVERS)])
     own = {
         (proxies, drivers): simulated(model, proxies, drivers, pause=pause, seconds=0.5)
         for proxies in sorted({row["proxies"] for row in driven})
@@ -469,8 +475,7 @@ def _busy(found: Calibrated) -> str:
 
 def _lines(found: Calibrated, value: Any) -> str:
     return "; ".join(
-        f"{count} {'proxy' if count == 1 else 'proxies'} "
-        + ", ".join(f"{value(spot) / 1e6:.2f}" for spot in found.of(count))
+        f"{_proxies(count)} " + ", ".join(f"{value(spot) / 1e6:.2f} ({spot.drivers})" for spot in found.of(count))
         for count in found.counts
     )
 
@@ -484,19 +489,15 @@ def rises(found: Calibrated) -> Claim:
         "SP1.rises",
         "Throughput rises with the number of drivers.",
         f"for every number of proxies the peak is at least {RISES:g} times what one driver per proxy reaches",
-        f"{_gains(gains)} (M events/s by drivers per proxy {_drivers(found)}: {_lines(found, lambda s: s.rate)})",
+        f"{_gains(gains)}; M events/s (drivers per proxy): {_lines(found, lambda s: s.rate)}",
         not flat,
         ""
         if not flat
         else f"With {_and(flat)} proxies one driver each uses up what is left of the {processors()} processors, which "
         f"everybody shares here; {_busy(found)}.",
-        f"{_gains(model)} ({_lines(found, lambda s: s.simulated)})",
+        f"{_gains(model)}; {_lines(found, lambda s: s.simulated)}",
         "peak over one driver: " + ", ".join(f"{count}: {_apart(gains[count], model[count])}" for count in gains),
     )
-
-
-def _drivers(found: Calibrated) -> str:
-    return ", ".join(str(spot.drivers) for spot in found.of(found.counts[0]))
 
 
 def _gains(gains: Mapping[int, float]) -> str:
@@ -542,6 +543,8 @@ def peak_falls(found: Calibrated) -> Claim:
         holds,
         ""
         if holds
+        else f"More: the drivers of the single proxy do not use up the {processors()} processors yet."
+        if real > 1
         else f"Every proxy takes every event, and here all of them share {processors()} processors ({_busy(found)}); "
         "in the paper each had a machine. SP1.own-processors takes that out.",
         f"{model:.0%} ({', '.join(f'{count}: {_million(found.simulated_peak(count))}' for count in found.counts)})",
@@ -598,11 +601,10 @@ def per_driver(found: Calibrated) -> Claim:
 
     real, model = kept(lambda spot: spot.rate), kept(lambda spot: spot.simulated)
     holds = all(share < 1 / RISES for share in real.values())
-    most = found.of(found.counts[0])[-1].drivers
     return Claim(
         "SP2.falls",
         "The throughput of one driver falls once the proxies are saturated.",
-        f"with {most} drivers per proxy each has less than {1 / RISES:.0%} of what it has alone at its proxy",
+        f"with the most drivers per proxy each has less than {1 / RISES:.0%} of what it has alone at its proxy",
         ", ".join(f"{count}: {share:.0%}" for count, share in real.items()),
         holds,
         "" if holds else "Not saturated with the drivers that this machine bears.",
@@ -629,7 +631,8 @@ def near(found: Calibrated) -> Claim:
         "sending it to other proxies costs nothing.",
         "see the figure",
         "; ".join(
-            f"{count}: " + ", ".join(f"{spot.distance:+.0%}" for spot in found.of(count)) for count in found.counts
+            f"{_proxies(count)} " + ", ".join(f"{spot.distance:+.0%} ({spot.drivers})" for spot in found.of(count))
+            for count in found.counts
         ),
     )
 

@@ -461,8 +461,8 @@ def catch_up(seen: Observed) -> Claim:
     """SP5: above normal until the lost ground is made up for."""
     normal, noise = normal_rate(seen)
     excess = excess_rate(seen)
-    missed = max(float(-excess[excess < -noise].sum()), 1e-9)
-    regained = 1 + float(excess.sum()) / missed
+    missed = float(-excess[excess < -noise].sum())
+    regained = 1 + float(excess.sum()) / missed if missed else 0.0
     seconds = float((excess > noise).sum()) * BIN
     return Claim(
         "SP5.catch-up",
@@ -470,7 +470,7 @@ def catch_up(seen: Observed) -> Claim:
         "above normal by more than the noise; of what was missed at least nine tenths regained, the rest being on its "
         "longer way (paper: above normal for about 5 s)",
         f"up to {_rate(normal + excess.max())} (normal {_rate(normal)}, noise {_rate(noise)}) for {seconds:g} s; "
-        f"{regained:.0%} of what was missed regained",
+        + (f"{regained:.0%} of what was missed regained" if missed else "nothing was missed beyond the noise"),
         excess.max() > noise and regained >= 0.9,
         ""
         if seconds >= 2.5
