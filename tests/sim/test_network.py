@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.protocols.kernel import NOTHING, Command, Effects, Input, Message, Received, Send
-from tidings.sim.network import CUT_THROUGH, Path, Port, Service
+from tidings.sim.network import CUT_THROUGH, Path, Port, Processors, Service
 from tidings.sim.world import World
 
 LATENCY = 0.01
@@ -119,6 +119,29 @@ def test_a_processor_takes_time_per_message_and_per_event(check: bool) -> None:
     office = Office(check=check, b0={"service": Service(per_message=0.5, per_event=0.1)})
     office.tell(0.0, "a0", "b0", Note(1, carried=10), Note(2))
     assert office.run().times("b0") == pytest.approx([1.5 + LATENCY, 2 + LATENCY])
+
+
+@both_loops
+def test_a_message_with_events_costs_more_and_most_when_there_was_nothing_to_do(check: bool) -> None:
+    office = Office(check=check, b0={"service": Service(0.5, per_batch=2.0, per_wake=4.0)})
+    office.tell(0.0, "a0", "b0", Note(1, carried=1), Note(2, carried=1), Note(3))
+    office.tell(20.0, "a0", "b0", Note(4), Note(5, carried=1))
+    expected = [6.5, 9.0, 9.5, 20.5, 23.0]
+    assert office.run().times("b0") == pytest.approx([at + LATENCY for at in expected])
+
+
+@both_loops
+def test_who_is_busy_shares_the_processors_equally_with_others(check: bool) -> None:
+    office = Office(check=check, b0={"service": Service(1.0)}, b1={"service": Service(1.0)})
+    shared = Processors(2, others=1.0)
+    for node in ("b0", "b1"):
+        office.world.hosts[node].share(shared)
+    office.tell(0.0, "a0", "b0", Note(1))  # alone beside the others: a processor for each
+    office.tell(0.5, "a0", "b1", Note(2))  # three on two processors
+    office.tell(9.0, "a0", "b1", Note(3))
+    office.run()
+    assert office.times("b0") == pytest.approx([1.0 + LATENCY])
+    assert office.times("b1") == pytest.approx([2.0 + LATENCY, 10.0 + LATENCY])
 
 
 @both_loops

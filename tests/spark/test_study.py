@@ -37,3 +37,19 @@ def test_points_run_once_and_only_those_of_the_scale_are_judged(spark: Any, tmp_
     assert kept.table().num_rows == 6 and told[-1] == (3, 3)
     assert judged("quick") == "4 62 2"  # nothing is run again, and what another scale added does not count
     assert kept.table().num_rows == 6
+
+
+def test_points_that_need_the_whole_machine_run_here_one_after_another(spark: Any, tmp_path: Path) -> None:
+    order: list[int] = []
+
+    def counted(point: Mapping[str, Any]) -> list[dict[str, Any]]:
+        order.append(point["x"])  # not seen here if a Spark task did it
+        return measure(point)
+
+    alone = Study("alone", lambda scale: [{"x": 2}, {"x": 1}], counted, report, alone=True)
+    small = Study("small", lambda scale: [{"x": 3}], measure, report)
+    found = study.run([small, alone], "quick", tmp_path, "local[2]")
+    assert order == [2, 1]
+    assert {name: each.claims[0].measured for name, each in found.items()} == {"small": "2 61 3", "alone": "4 62 2"}
+    study.run([alone], "quick", tmp_path, "local[2]")
+    assert order == [2, 1]  # what has been measured is only judged again

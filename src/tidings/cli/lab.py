@@ -114,6 +114,6 @@ def print_claim(claim: Mapping[str, Any]) -> None:
 
     width = min(get_terminal_size((100, 24)).columns, 120)
     print(fill(f"{claim['verdict']:8} {claim['id']}: {claim['statement']}", width, subsequent_indent=" " * 9))
-    for part in ("measured", "expected", "why"):
-        if claim[part] != "":
+    for part in ("measured", "simulated", "distance", "expected", "why"):
+        if claim.get(part, "") != "":
             print(fill(f"{' ' * 9}{part}: {number(claim[part])}", width, subsequent_indent=" " * 19))

@@ -226,7 +226,7 @@ async def measure(cluster: LocalCluster, shape: Shape, scale: Scale, turn: int) 
         for worker in (*subscribers, *warmers):
             worker.tell()
         warmed = await asyncio.gather(*[worker.hear() for worker in warmers])
-        await _until_level(cluster, streams, [each["hi"] for each in warmed])
+        await until_level(cluster, streams, [each["hi"] for each in warmed])
         usage = Usage(replica_pids(cluster))
         for worker in publishers:
             worker.tell()
@@ -252,7 +252,7 @@ async def measure(cluster: LocalCluster, shape: Shape, scale: Scale, turn: int) 
     }
 
 
-async def _until_level(cluster: LocalCluster, streams: dict[str, str], his: list[int]) -> None:
+async def until_level(cluster: LocalCluster, streams: dict[str, str], his: list[int]) -> None:
     """Wait until every region has all that was published."""
     end = time.monotonic() + WAIT
     for region in cluster.regions:

@@ -2,9 +2,9 @@
 
     python -m tidings.lab.bench_worker JOB JSON
 
-Each says "ready" on stdout when it could begin, waits for a line on stdin, works, and prints one JSON object. Times are
-CLOCK_MONOTONIC, which all processes of a machine share. A publisher makes its events before it says that it is ready:
-what is measured is publishing them.
+Each says "ready" on stdout when it could begin, waits for a line on stdin, works, and prints one JSON object; a
+publisher of tables does so for every line. Times are CLOCK_MONOTONIC, which all processes of a machine share. A
+publisher makes its events before it says that it is ready: what is measured is publishing them.
 
 A line on a subscriber's stdin says how far it has to read ({stream: number}); it prints what it has when it is there.
 """
@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tidings.client.connection import connect
+from tidings.client.connection import Connection, connect
 from tidings.client.errors import Full
 from tidings.client.events import Event
 from tidings.client.subscription import Subscription
@@ -51,6 +51,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keys: int = 100_000
     payload: int = 0  # bytes
     inflight: int = 8  # tables that are not acknowledged
+    pause: float = 0.0  # seconds from an acknowledgement to the next table
     seed: int = 0
     ports: tuple[int, int] = (0, 0)  # of bare sockets: where to listen, where to connect to
 
@@ -107,23 +108,33 @@ async def publish_tables(job: Job) -> None:
     async with connect(job.url) as t:
         await t.publish_table(job.stream, tables[0].slice(0, 1))  # the session is open
         say(ready=True)
-        await line()
-        began, used = time.monotonic(), cpu()
-        end = began + job.seconds
-        target = job.events or 1 << 62
-        sent = 0
-        hi = 0
+        while await line():
+            await publish_round(job, t, tables)
 
-        async def lane() -> None:
-            nonlocal sent, hi
-            while sent < target and (job.events or time.monotonic() < end):
-                table = tables[(sent // job.batch) % TABLES]
-                sent += job.batch
-                ack = await t.publish_table(job.stream, table)
-                hi = max(hi, ack.hi)
 
-        await asyncio.gather(*[lane() for _ in range(job.inflight)])
-        say(began=began, ended=time.monotonic(), events=sent, hi=hi, cpu=cpu() - used)
+async def publish_round(job: Job, t: Connection, tables: list[pa.RecordBatch]) -> None:
+    """Publish for the time, or as many events, that the job says; tell how that went."""
+    began, used = time.monotonic(), cpu()
+    end = began + job.seconds
+    target = job.events or 1 << 62
+    sent = 0
+    hi = 0
+    paused = 0.0  # as the clock says: a timer may be late
+
+    async def lane() -> None:
+        nonlocal sent, hi, paused
+        while sent < target and (job.events or time.monotonic() < end):
+            table = tables[(sent // job.batch) % TABLES]
+            sent += job.batch
+            ack = await t.publish_table(job.stream, table)
+            hi = max(hi, ack.hi)
+            if job.pause:
+                acked = time.monotonic()
+                await asyncio.sleep(job.pause)
+                paused += time.monotonic() - acked
+
+    await asyncio.gather(*[lane() for _ in range(job.inflight)])
+    say(began=began, ended=time.monotonic(), events=sent, hi=hi, cpu=cpu() - used, paused=paused)
 
 
 async def publish_posts(job: Job) -> None:

@@ -2,7 +2,8 @@
 
 A claim is one sentence of a paper in our own words, with what it lets us expect, what was measured, and a verdict
 that is computed from the data: *holds* or *differs*. ``why`` explains a claim that differs, or a number that is not
-the paper's although its shape is.
+the paper's although its shape is. Where a real cluster was measured, ``simulated`` says what the simulator has for the
+same run, and ``distance`` how far that is from what was measured.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ class Claim:
     measured: str
     holds: bool
     why: str = ""
+    simulated: str = ""
+    distance: str = ""
 
     def json(self) -> dict[str, Any]:
         """As INTERFACE's `lab run` prints it."""
+        beside = {"simulated": self.simulated, "distance": self.distance}
         return {
             "id": self.id,
             "statement": self.statement,
@@ -31,6 +35,7 @@ class Claim:
             "measured": self.measured,
             "verdict": "holds" if self.holds else "differs",
             "why": self.why,
+            **{name: said for name, said in beside.items() if said},
         }
 
 

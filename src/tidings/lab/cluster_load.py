@@ -146,6 +146,7 @@ class Publisher:
         keys: list[bytes | None] = [b"%d" % int(order.keys * self._rng.random() ** 2) for _ in range(count)]
         payloads = [payload_of(order.name, first + at) for at in range(count)]
         sent = Sent(order.stream, order.name, first, data_rows(1, keys, payloads).content.tolist(), keys)
+        sent.sent_at = time.time()
         self.evidence.sent.append(sent)
         return sent, payloads
 
@@ -424,6 +425,11 @@ class Worker:
         )
         self._reading = asyncio.ensure_future(self._read())
         await self.call(msgspec.to_builtins(self.order), "open", 90.0)
+
+    @property
+    def pid(self) -> int:
+        """The process, once it is started."""
+        return self._process.pid
 
     async def call(self, what: Any, reply: str, timeout: float) -> Any:
         """Tell it something and wait for the reply."""

@@ -45,6 +45,7 @@ class Sent(msgspec.Struct):
     where: str | None = None
     parts: list[tuple[int, int]] = []
     acked_at: float | None = None
+    sent_at: float | None = None
 
     def numbers(self) -> list[int | None]:
         """The number that each event was acknowledged under."""

@@ -62,10 +62,10 @@ class Ledger:
 
 
 @cache
-def code(*modules: str) -> str:
-    """A hash of the sources that decide what a simulation does, and of these modules of the lab."""
+def code(*modules: str, rooms: tuple[str, ...] = ()) -> str:
+    """A hash of the sources that decide what a simulation does, of other rooms, and of these modules of the lab."""
     root = Path(tidings.__file__).parent
-    files = [path for package in SOURCES for path in (root / package).rglob("*.py")]
+    files = [path for package in (*SOURCES, *rooms) for path in (root / package).rglob("*.py")]
     files += [root / "lab" / f"{module}.py" for module in modules]
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(files):

@@ -14,9 +14,10 @@ undisturbed seconds before the cut, "noise" is the largest deviation in it.
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,9 +102,15 @@ class Timeline:
 
     @classmethod
     def of(cls, plan: Scenario) -> Timeline:
-        """The times of a scenario's four faults."""
+        """The times of a scenario's faults; a head that is not killed is killed never."""
         at = {type(fault): fault.at for fault in plan.faults}
-        return cls(at[Cut], at[Kill], at[Restart], at[Heal], plan.scenario.seconds, plan.protocol.advertise_period)
+        death, end = (at.get(Kill, math.inf), at.get(Restart, math.inf)), plan.scenario.seconds
+        return cls(at[Cut], *death, at[Heal], end, plan.protocol.advertise_period)
+
+    def earlier(self, seconds: float) -> Timeline:
+        """The same, by a clock that is behind."""
+        times = {name: getattr(self, name) - seconds for name in ("cut", "kill", "restart", "repair", "end")}
+        return replace(self, **times)
 
     @property
     def before(self) -> list[tuple[float, float]]:
@@ -237,7 +244,8 @@ class Receipts:
         """The recorder's receipts of these nodes."""
         number = {node: at for at, node in enumerate(members)}
         streams = {stream: at for at, stream in enumerate(STREAM.values())}
-        rows = sorted(recorder.delivered.rows, key=lambda row: number[row[0]])  # stable: each client's stay in order
+        mine = [row for row in recorder.delivered.rows if row[0] in number]
+        rows = sorted(mine, key=lambda row: number[row[0]])  # stable: each client's stay in order
         home = np.array([REGIONS.index(recorder.region_of[node]) for node in members])
         client = np.array([number[row[0]] for row in rows])
         return cls(
@@ -319,34 +327,56 @@ def sources(deployment: Deployment) -> Sources:
     return found
 
 
-def observe(plan: Scenario, seed: int, progress: Progress | None = None) -> Observed:
-    """Simulate, and measure what the claims are about."""
+def observe(
+    plan: Scenario, seed: int, progress: Progress | None = None, *, publishers: bool = True, since: float = 0.0
+) -> Observed:
+    """Simulate, and measure what the claims are about; ``publishers``: they are clients, too; ``since``: the simulated
+    time that counts as 0."""
     deployment = Deployment(plan, seed, check=False, trace=False)
     simulate(deployment, progress)
     if deployment.world.failures:
         raise RuntimeError(deployment.world.failures[0].traceback)
-    recorder, time = deployment.recorder, Timeline.of(plan)
-    members = deployment.members()
-    receipts = Receipts.of(recorder, members)
-    homes = [deployment.region_of[node] for node in members]
-    clients = {region: homes.count(region) for region in REGIONS}
-    latencies = {}
+    recorder = deployment.recorder
+    batches: dict[StreamId, list[tuple[int, float]]] = {}
     for stream in STREAM.values():
         mine = sorted((lo, row[0]) for (name, lo), row in recorder.committed.items() if name == stream)
-        batches = [(lo + count, recorder.arrived[stream, lo]) for lo, count in mine]
-        latencies[stream] = latency(receipts.of_stream(stream), batches, clients, time.end)
+        arrived = [(lo + count, recorder.arrived[stream, lo] - since) for lo, count in mine]
+        batches[stream] = [(hi, at) for hi, at in arrived if at >= 0]
+    members = deployment.members() if publishers else [node for nodes in deployment.clients.values() for node in nodes]
+    homes = [deployment.region_of[node] for node in members]
+    receipts = Receipts.of(recorder, members)
+    receipts = receipts.where(receipts.time >= since)
+    return observed(
+        Timeline.of(plan).earlier(since),
+        replace(receipts, time=receipts.time - since),
+        batches,
+        {region: homes.count(region) for region in REGIONS},
+        sources(deployment),
+        len(judge(recorder.trace())),
+    )
+
+
+def observed(
+    time: Timeline,
+    receipts: Receipts,
+    batches: Mapping[StreamId, Sequence[tuple[int, float]]],
+    clients: dict[RegionId, int],
+    sources: Sources,
+    violations: int,
+) -> Observed:
+    """From the receipts of some clients, and (first number after it, when it arrived) of every batch."""
     ends = [receipts.of_stream(STREAM[a]).at(b) for a, b in ((A, B), (B, A))]
     pauses = [silence(some, time.cut, time.cut + time.period, time.end) for some in ends]
     orphans = receipts.of_stream(STREAM[VICTIM])
     return Observed(
         time,
         rates(receipts, clients, time.end),
-        latencies,
+        {stream: latency(receipts.of_stream(stream), some, clients, time.end) for stream, some in batches.items()},
         cut_off=max(pauses, key=lambda pause: pause.seconds),
         fail_over=silence(orphans, time.kill, time.kill + time.period, time.end),
         rejoin=silence(orphans, time.restart, time.restart + SETTLE * time.period, time.end),
-        sources=sources(deployment),
-        violations=len(judge(recorder.trace())),
+        sources=sources,
+        violations=violations,
     )
 
 
@@ -354,14 +384,14 @@ def observe(plan: Scenario, seed: int, progress: Progress | None = None) -> Obse
 
 
 def _rate(value: float) -> str:
-    return f"{value / 1000:,.1f} k events/s"
+    return f"{value / 1000:,.1f} k events/s" if abs(value) >= 1000 else f"{value:,.0f} events/s"
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:,.0f} ms"
 
 
-def _normal(seen: Observed) -> tuple[float, float]:
+def normal_rate(seen: Observed) -> tuple[float, float]:
     """Throughput before the cut: its median and its noise."""
     quiet = seen.rates.within(*seen.time.before)
     mean = seen.rates.mean[quiet]
@@ -369,17 +399,23 @@ def _normal(seen: Observed) -> tuple[float, float]:
     return normal, float(np.abs(mean - normal).max())
 
 
-def _over_link(seen: Observed) -> float:
+def over_link(seen: Observed) -> float:
     """Which part of the normal throughput flows over the link."""
     flows = [(B, STREAM[A]), (A, STREAM[B])]
     quiet = seen.rates.within(*seen.time.before)
-    return float(sum(np.median(seen.rates.share(flow)[quiet]) for flow in flows) / _normal(seen)[0])
+    return float(sum(np.median(seen.rates.share(flow)[quiet]) for flow in flows) / normal_rate(seen)[0])
+
+
+def fall(seen: Observed) -> float:
+    """By which part throughput falls when the link is cut."""
+    down = seen.rates.within((seen.time.cut, seen.time.cut + seen.time.period))
+    return 1 - float(seen.rates.mean[down].min()) / normal_rate(seen)[0]
 
 
 def dip(seen: Observed) -> Claim:
     """SP5: down by what flows over the link, and by nothing else."""
-    normal, _ = _normal(seen)
-    part = _over_link(seen)
+    normal, _ = normal_rate(seen)
+    part, down_by = over_link(seen), fall(seen)
     lost = {}
     down = seen.rates.within((seen.time.cut, seen.time.cut + seen.time.period))
     quiet = seen.rates.within(*seen.time.before)
@@ -387,21 +423,20 @@ def dip(seen: Observed) -> Claim:
         share = seen.rates.share(flow)
         lost[flow] = float(np.maximum(np.median(share[quiet]) - share[down], 0).sum())
     caused = (lost[B, STREAM[A]] + lost[A, STREAM[B]]) / max(sum(lost.values()), 1e-9)
-    lowest = float(seen.rates.mean[down].min())
-    fall = 1 - lowest / normal
     return Claim(
         "SP5.dip",
         f"Throughput drops briefly at the cut because nothing flows between {A} and {B}.",
         f"down by about the {part:.1%} that flow over the link (half to one and a half times that), "
         "nine tenths of the loss in these two flows",
-        f"from {_rate(normal)} to {_rate(lowest)} ({-fall:.1%}); {caused:.0%} of the loss in these two flows",
-        0.5 * part <= fall <= 1.5 * part and caused >= 0.9,
+        f"from {_rate(normal)} to {_rate(normal * (1 - down_by))} ({-down_by:.1%}); {caused:.0%} of the loss in these "
+        "two flows",
+        0.5 * part <= down_by <= 1.5 * part and caused >= 0.9,
     )
 
 
 def recovery(seen: Observed) -> Claim:
     """SP5: over shortly after the next advertisement."""
-    normal, _ = _normal(seen)
+    normal, _ = normal_rate(seen)
     limit = seen.time.cut + SHORTLY * seen.time.period
     later = seen.rates.within((limit, seen.time.cut + SETTLE * seen.time.period + BIN))
     lowest = float(seen.rates.mean[later].min())
@@ -412,17 +447,22 @@ def recovery(seen: Observed) -> Claim:
         "half of one is missing",
         f"both flows again at {seen.cut_off.end:.2f} s after {seen.cut_off.seconds:.2f} s of silence; "
         f"at least {_rate(lowest)} from {limit:g} s on",
-        seen.cut_off.end <= limit and lowest > normal * (1 - _over_link(seen) / 4),
+        seen.cut_off.end <= limit and lowest > normal * (1 - over_link(seen) / 4),
     )
+
+
+def excess_rate(seen: Observed) -> Floats:
+    """What throughput has more than normal, bin by bin, from the cut until all is made up for."""
+    window = seen.rates.within((seen.time.cut, seen.time.cut + (2 + SETTLE) * seen.time.period))
+    return seen.rates.mean[window] - normal_rate(seen)[0]
 
 
 def catch_up(seen: Observed) -> Claim:
     """SP5: above normal until the lost ground is made up for."""
-    normal, noise = _normal(seen)
-    window = seen.rates.within((seen.time.cut, seen.time.cut + (2 + SETTLE) * seen.time.period))
-    excess = seen.rates.mean[window] - normal
-    missed = max(float(-excess[excess < -noise].sum()), 1e-9)
-    regained = 1 + float(excess.sum()) / missed
+    normal, noise = normal_rate(seen)
+    excess = excess_rate(seen)
+    missed = float(-excess[excess < -noise].sum())
+    regained = 1 + float(excess.sum()) / missed if missed else 0.0
     seconds = float((excess > noise).sum()) * BIN
     return Claim(
         "SP5.catch-up",
@@ -430,7 +470,7 @@ def catch_up(seen: Observed) -> Claim:
         "above normal by more than the noise; of what was missed at least nine tenths regained, the rest being on its "
         "longer way (paper: above normal for about 5 s)",
         f"up to {_rate(normal + excess.max())} (normal {_rate(normal)}, noise {_rate(noise)}) for {seconds:g} s; "
-        f"{regained:.0%} of what was missed regained",
+        + (f"{regained:.0%} of what was missed regained" if missed else "nothing was missed beyond the noise"),
         excess.max() > noise and regained >= 0.9,
         ""
         if seconds >= 2.5
@@ -439,13 +479,17 @@ def catch_up(seen: Observed) -> Claim:
     )
 
 
+def jolt(seen: Observed) -> float:
+    """The largest deviation from normal after the repair, in events/s."""
+    window = seen.rates.within((seen.time.repair, seen.time.repair + 2 * seen.time.period))
+    off = seen.rates.mean[window] - normal_rate(seen)[0]
+    return float(off[np.abs(off).argmax()])
+
+
 def glitch(seen: Observed) -> Claim:
     """SP5: something small happens when the link is back."""
-    normal, noise = _normal(seen)
-    window = seen.rates.within((seen.time.repair, seen.time.repair + 2 * seen.time.period))
-    off = seen.rates.mean[window] - normal
-    largest = float(off[np.abs(off).argmax()])
-    slight = _over_link(seen) * normal / 2
+    (normal, noise), largest = normal_rate(seen), jolt(seen)
+    slight = over_link(seen) * normal / 2
     return Claim(
         "SP5.glitch",
         f"There is a slight glitch when the link is back and {A} and {B} send to each other directly again.",
@@ -471,11 +515,17 @@ def before(seen: Observed) -> Claim:
     )
 
 
+def highest_latency(seen: Observed, region: RegionId = A, periods: float = 1.0) -> float:
+    """Of what a region publishes in the first periods after the cut."""
+    window = (seen.time.cut, seen.time.cut + periods * seen.time.period)
+    return float(seen.latency[STREAM[region]].binned([window]).max())
+
+
 def peak(seen: Observed) -> Claim:
     """SP6: what is published at the cut waits for the new subscription."""
     time, found = seen.time, seen.latency[STREAM[A]]
     level, limit = found.level(time.before), time.cut + SHORTLY * time.period
-    highest = float(found.binned([(time.cut, time.cut + time.period)]).max())
+    highest = highest_latency(seen)
     recovered = float(found.binned([(limit, time.cut + SETTLE * time.period)]).max())
     detoured = found.level(time.outage)
     return Claim(
@@ -548,7 +598,7 @@ def spared(seen: Observed) -> Claim:
     """SP6: an origin that is not on the link does not notice."""
     time, found = seen.time, seen.latency[STREAM[SPARED]]
     old, now = found.binned(time.before), found.level(time.outage)
-    level, highest = float(np.median(old)), float(found.binned([(time.cut, time.cut + SETTLE * time.period)]).max())
+    level, highest = float(np.median(old)), highest_latency(seen, SPARED, SETTLE)
     limit = (1 + SIMILAR) * float(old.max())
     return Claim(
         "SP6.origin-0",
@@ -621,8 +671,8 @@ def _moments(axes: Axes, time: Timeline) -> None:
 def paint_throughput(seen: Observed, axes: Axes) -> None:
     """Figure 7a: throughput over time, with the level that the cut lets us expect."""
     time, mean = seen.time, seen.rates.mean / 1000
-    normal = _normal(seen)[0] / 1000
-    low = normal * (1 - _over_link(seen))
+    normal = normal_rate(seen)[0] / 1000
+    low = normal * (1 - over_link(seen))
     edges = np.append(seen.rates.starts, time.end)
     _moments(axes, time)
     for region, color in ((B, figures.ORANGE), (VICTIM, figures.SKY)):
@@ -694,20 +744,20 @@ def report(seen: Observed, out: Path) -> Findings:
             "SP6": figures.draw(out, "sp6-latency", partial(paint_latency, seen)),
         },
         {
-            "SP5": [_write(out / "sp5-throughput.parquet", _flows(seen.rates))],
-            "SP6": [_write(out / "sp6-latency.parquet", _batches(seen.latency))],
+            "SP5": [write(out / "sp5-throughput.parquet", flow_columns(seen.rates))],
+            "SP6": [write(out / "sp6-latency.parquet", batch_columns(seen.latency))],
         },
     )
 
 
-def _flows(found: Rates) -> list[dict[str, Any]]:
+def flow_columns(found: Rates) -> list[dict[str, Any]]:
     return [
         {"region": region, "stream": stream, "time": found.starts, "events_per_s": flow}
         for (region, stream), flow in found.flows.items()
     ]
 
 
-def _batches(found: Mapping[StreamId, Latency]) -> list[dict[str, Any]]:
+def batch_columns(found: Mapping[StreamId, Latency]) -> list[dict[str, Any]]:
     return [
         {"stream": stream, "region": region, "published_at": each.published, "seconds": values}
         for stream, each in found.items()
@@ -715,7 +765,7 @@ def _batches(found: Mapping[StreamId, Latency]) -> list[dict[str, Any]]:
     ]
 
 
-def _write(path: Path, parts: list[dict[str, Any]]) -> str:
+def write(path: Path, parts: list[dict[str, Any]]) -> str:
     """Series, with what they are called beside every value, as one Parquet file."""
     tables = []
     for part in parts:

@@ -2,6 +2,7 @@
 
 Every point is an independent run of ``task``, as a Spark task (spark/sweep.py); its rows go to Parquet under the hash
 of the code that made them, so that a study that was interrupted goes on, and one that has run is only judged again.
+The points of a study that measures this machine run one after another, before Spark is there.
 ``report`` asks its questions in SQL over a table ``results`` of exactly these points.
 """
 
@@ -33,18 +34,21 @@ Sql: TypeAlias = Callable[[str], list[Row]]
 
 @dataclass(frozen=True)
 class Study:
-    """``modules``: of the lab, besides the study's own, that decide what a task returns."""
+    """``modules``: of the lab, besides the study's own, that decide what a task returns; ``rooms``: besides those of a
+    simulation. ``alone``: a point needs the whole machine."""
 
     name: str
     points: Callable[[str], list[Point]]  # by scale; the costly ones first
     task: Callable[[Mapping[str, Any]], list[Row]]
     report: Callable[[Sql, str, Path], Findings]  # query, scale, where to
     modules: tuple[str, ...] = field(default=())
+    rooms: tuple[str, ...] = field(default=())
+    alone: bool = False
 
     @property
     def code(self) -> str:
         """A hash of the code that decides the results."""
-        return code(*self.modules)
+        return code(*self.modules, rooms=self.rooms)
 
 
 def run(
@@ -56,7 +60,7 @@ def run(
 
     grids = {study.name: {_key(point): point for point in study.points(scale)} for study in studies}
     ledgers = {study.name: Ledger(out / "results" / study.name) for study in studies}
-    open_points = [
+    open_points: list[dict[str, Any]] = [
         {"study": study.name, "key": key, "task": study.task, "point": point}
         for study in studies
         for key, point in grids[study.name].items()
@@ -65,14 +69,23 @@ def run(
     total = sum(map(len, grids.values()))
     done = total - len(open_points)
     codes = {study.name: study.code for study in studies}
+
+    def keep(come: Sequence[Mapping[str, Any]]) -> None:
+        nonlocal done
+        for each in come:
+            ledgers[each["study"]].add(_rows(each, codes[each["study"]]))
+        done += len(come)
+        if progress is not None:
+            progress(done, total, f"{done} of {total} points")
+
+    alone = {study.name for study in studies if study.alone}
+    for each in [point for point in open_points if point["study"] in alone]:
+        keep([_attempt(each)])
+        ledgers[each["study"]].flush()
     with spark(master, "tidings lab") as session:
         try:
-            for come in results(session, _attempt, open_points):
-                for each in come:
-                    ledgers[each["study"]].add(_rows(each, codes[each["study"]]))
-                done += len(come)
-                if progress is not None:
-                    progress(done, total, f"{done} of {total} points")
+            for come in results(session, _attempt, [point for point in open_points if point["study"] not in alone]):
+                keep(come)
         finally:
             for ledger in ledgers.values():
                 ledger.flush()

@@ -128,7 +128,8 @@ class Deployment:
     def _node(self, node: NodeId, region: RegionId, factory: Any, **place: Any) -> None:
         self.region_of[node] = region
         costs = self.scenario.service
-        self.world.add_node(node, region, factory, service=Service(costs.per_message, costs.per_event), **place)
+        service = Service(costs.per_message, costs.per_event, costs.per_batch, costs.per_wake)
+        self.world.add_node(node, region, factory, service=service, **place)
 
     def add(self, node: NodeId, region: RegionId, factory: Factory) -> None:
         """A node of another kind, without a disk."""

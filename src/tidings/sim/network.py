@@ -65,6 +65,25 @@ class Service(msgspec.Struct, frozen=True):
 
     per_message: float = 0.0
     per_event: float = 0.0
+    per_batch: float = 0.0  # more, if it carries events
+    per_wake: float = 0.0  # more, if it carries events and the node had nothing to do
+
+
+class Processors:
+    """Processors that several nodes share, as the processes of one machine do: whoever is busy gets an equal share.
+
+    ``others`` is how many of them somebody else keeps busy.
+    """
+
+    def __init__(self, count: int, others: float = 0.0) -> None:
+        self.count = count
+        self.others = others
+        self.ports: list[Port] = []
+
+    def stretch(self, now: float, port: Port) -> float:
+        """How many times longer than alone something takes that this node begins now."""
+        busy = sum([each.busy > now for each in self.ports if each is not port])
+        return max(1.0, (busy + 1 + self.others) / self.count)
 
 
 @cache
@@ -82,8 +101,11 @@ class Port:
         "down_free",
         "inbound",
         "name",
+        "per_batch",
         "per_event",
         "per_message",
+        "per_wake",
+        "processors",
         "quick",
         "region",
         "sent_bytes",
@@ -101,14 +123,24 @@ class Port:
         self.down = _seconds_per_byte(downlink)
         self.per_message = service.per_message
         self.per_event = service.per_event
-        self.inbound = bool(self.down or self.per_message or self.per_event)
+        self.per_batch = service.per_batch
+        self.per_wake = service.per_wake
+        self.processors: Processors | None = None
+        self.inbound = bool(self.down or service != Service())
         # messages of fewer bytes pass an idle port at once; one byte short of the limit, so that rounding cannot matter
         room = CUT_THROUGH - self.per_message
         self.quick = 0 if room <= 0 else int(room / self.down) - 1 if self.down else 1 << 62
-        if self.per_event:
+        if self.per_event or self.per_batch or self.per_wake:
             self.quick = min(self.quick, Message.wire_size + 1)  # what is larger may carry events
         self.sent_bytes = 0
         self.idle()
+
+    def share(self, processors: Processors) -> None:
+        """From now on this node has no processor of its own."""
+        processors.ports.append(self)
+        self.processors = processors
+        self.inbound = True
+        self.quick = 0
 
     def idle(self) -> None:
         """Forget all backlog (a restart)."""
@@ -124,9 +156,11 @@ class Port:
         """Account for one arrival; when the machine may handle it (``now``: it cuts through)."""
         transmission = size * self.down
         service = self.per_message
-        if self.per_event:
-            service += self.per_event * message.events
         idle = self.busy <= now  # the processor ends after the downlink, so both are
+        if (self.per_event or self.per_batch or self.per_wake) and (events := message.events):
+            service += self.per_batch + self.per_event * events + (self.per_wake if idle else 0.0)
+        if self.processors is not None:
+            service *= self.processors.stretch(now, self)
         self.down_free = max(now, self.down_free) + transmission
         self.busy = max(self.down_free, self.busy) + service
         return now if idle and transmission + service < CUT_THROUGH else self.busy

@@ -217,10 +217,13 @@ class Protocol(Table, frozen=True):
 
 
 class Service(Table, frozen=True):
-    """``[service]``: how long a node is busy with a message: per_message + events x per_event."""
+    """``[service]``: how long a node is busy with a message: per_message; if it carries any events, per_batch + events
+    x per_event more, and per_wake if the node had nothing to do. `tidings.sim.measured`: what a real replica takes."""
 
     per_message: Seconds = 1e-6  # ours: a million control frames per second, received in batches
     per_event: Seconds = 1e-8  # ours: a hundred million batched events per second
+    per_batch: Seconds = 0.0  # ours: as nothing beside the events, on a machine that is no bottleneck
+    per_wake: Seconds = 0.0  # ours: likewise
 
 
 class Disk(Table, frozen=True):

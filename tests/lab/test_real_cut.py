@@ -1,0 +1,167 @@
+"""A real link cut beside the simulated one: from what clients remember to claims, figures, and one short real run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tidings.lab import link_cut, real_cut
+from tidings.lab.evidence import Evidence, Receipt, Sent
+from tidings.lab.link_cut import BIN, REGIONS, STREAM, Latency, Observed, Rates, Silence, Timeline
+from tidings.lab.real_cut import Measured
+from tidings.net.loop import run as run_loop
+from tidings.sim.measured import MEASURED
+
+TIME = Timeline(10.0, math.inf, math.inf, 17.0, 25.0, 1.0)
+BINS = 50
+
+
+def observed(level: float = 0.05, waiting: float = 11.1) -> Observed:
+    """A run as the paper says; ``waiting``: until when the flows over the link do."""
+    flows = {(region, stream): np.full(BINS, 1000.0) for region in REGIONS for stream in STREAM.values()}
+    for flow in (("r3", "s2"), ("r2", "s3")):
+        flows[flow][20:22] = 0.0
+        flows[flow][22] = 3000.0
+        flows[flow][34] = 1100.0
+    published = np.arange(5, 225) * 0.1
+    usual = np.full(len(published), level)
+    to_r3 = np.where((published >= 11) & (published < 17), level + 0.04, usual)
+    to_r3 = np.where((published >= 10) & (published < 11), waiting - published, to_r3)
+    return Observed(
+        TIME,
+        Rates(np.arange(BINS) * BIN, flows, dict.fromkeys(REGIONS, 2)),
+        {
+            "s0": Latency(published, dict.fromkeys(REGIONS, usual)),
+            "s2": Latency(published, {"r0": usual, "r1": usual, "r2": usual / 3, "r3": to_r3}),
+        },
+        cut_off=Silence(10.0, waiting),
+        fail_over=Silence(math.inf, math.inf),
+        rejoin=Silence(math.inf, math.inf),
+        sources={},
+        violations=0,
+    )
+
+
+def claims(real: Observed, simulated: Observed) -> dict[str, link_cut.Claim]:
+    made = Measured(real, 0.7, 1.5, 0.02)
+    found = [real_cut.side_by_side(judged, made, simulated, [simulated, real]) for judged in real_cut.COMPARED]
+    found += [real_cut.throughput_distance(made, simulated), real_cut.latency_distance(made, simulated)]
+    return {claim.id: claim for claim in found}
+
+
+def test_without_a_killed_head_all_of_the_run_is_calm() -> None:
+    assert TIME.before == [(3.0, 9.5)]
+    assert TIME.outage == [(13.0, 17.0)]
+    assert TIME.after == [(20.0, 23.0)]
+
+
+def test_every_claim_holds_and_nothing_is_apart_when_both_are_as_the_paper_says() -> None:
+    found = claims(observed(), observed())
+    assert [name for name, claim in found.items() if not claim.holds] == []
+    assert set(found) == {claim for each in real_cut.EXPERIMENTS for claim in each.claims}
+    assert found["real.SP5.dip"].distance == "+0.0 points; +12.5% real, +12.5% to +12.5% in 2 simulated runs"
+    assert found["real.SP6.model"].distance == "median 0.0%"
+
+
+def test_the_distance_is_that_of_the_simulation_from_reality() -> None:
+    found = claims(observed(), observed(level=0.04, waiting=10.9))
+    assert found["real.SP5.recovery"].distance.startswith("-0.20 s (-18%); 1.10 s real, 0.90 s to 1.10 s")
+    assert found["real.SP6.before"].distance.startswith("-10 ms (-20%); 50 ms real, 40 ms to 50 ms")
+    assert found["real.SP6.detour"].distance.startswith(("+0 ms", "-0 ms"))
+    assert "chance" in found["real.SP5.recovery"].why
+    assert found["real.SP6.model"].holds and found["real.SP6.model"].measured.startswith("20.0%")
+
+
+def test_curves_that_are_far_apart_are_said_to_be() -> None:
+    found = claims(observed(level=0.08), observed())
+    assert not found["real.SP6.model"].holds
+    assert "others 1.5" in found["real.SP6.model"].why
+    assert found["real.SP5.model"].holds
+
+
+def test_the_verdict_is_that_of_the_real_run_and_says_why_it_differs() -> None:
+    real = observed()
+    real.latency["s2"].to["r1"] = np.where(real.latency["s2"].published > 17, 0.075, 0.05)
+    claim = claims(real, observed())["real.SP6.after"]
+    assert not claim.holds
+    assert "r1 50 ms -> 75 ms" in claim.why
+    assert "others 1.5" in claim.why and claim.why.endswith("holds in 1 of 2 simulated runs.")
+    assert "(differs); holds in 1 of 2 runs" in claims(observed(), real)["real.SP6.after"].simulated
+    assert not claims(replace(real, violations=1), real)["real.ours.invariants"].holds
+
+
+def test_a_region_that_is_still_served_round_about_is_named() -> None:
+    real = observed()
+    published = real.latency["s2"].published
+    real.latency["s2"].to["r3"] = np.where(published > 17, 0.09, real.latency["s2"].to["r3"])
+    claim = claims(real, observed())["real.SP6.after"]
+    assert not claim.holds and "r3 still takes r2's stream the long way" in claim.why
+    assert not real_cut.stays(observed())
+
+
+def test_what_clients_remember_becomes_rates_and_latencies() -> None:
+    home = {f"peer-{region}-0": region for region in REGIONS}
+    evidence = Evidence()
+    for subscriber, delay in (("peer-r0-0", 0.1), ("peer-r1-0", 0.3), ("peer-r2-0", 0.4), ("somebody-else", 0.0)):
+        for at in range(3):
+            lo = 1 + 10 * at
+            evidence.receipts.append(
+                Receipt(subscriber, 1, at, "s0", lo, lo + 10, lo + 10, "", 10, 0, 1000.0 + at + delay)
+            )
+    for at in range(3):
+        evidence.sent.append(Sent("s0", "pub", 1 + 10 * at, [0] * 10, [None] * 10, sent_at=1000.0 + at))
+        evidence.sent[-1].parts = [(1 + 10 * at, 11 + 10 * at)]
+    seen = real_cut.observed(evidence, replace(TIME, end=10.0), 1000.0, home)
+    assert seen.rates.flows["r0", "s0"][:6].tolist() == [20.0, 0.0, 20.0, 0.0, 20.0, 0.0]
+    assert seen.latency["s0"].published.tolist() == [0.0, 1.0, 2.0]
+    assert seen.latency["s0"].to["r1"] == pytest.approx([0.3, 0.3, 0.3])
+    assert np.isinf(seen.latency["s0"].to["r3"]).all()
+    assert seen.rates.clients == dict.fromkeys(REGIONS, 1)
+
+
+def test_both_sides_have_the_same_links_rates_and_settings() -> None:
+    plan, simulated = real_cut.cluster_plan(), real_cut.scenario((4.0, 6.0, 10.0))
+    assert {(link.a, link.b): link.latency for link in plan.wan.links} == link_cut.LATENCY
+    assert {(link.a, link.b): link.latency for link in simulated.links} == link_cut.LATENCY
+    for name in real_cut.settings():
+        assert getattr(plan.protocol, name) == getattr(simulated.protocol, name)
+    (order, *others), home = real_cut.orders(lambda region: f"tidings://{region}", 2)
+    assert {each.stream: (each.rate, each.batch) for each in order.publishers} == {
+        each.stream: (each.rate, each.batch) for each in simulated.publishers
+    }
+    assert sorted(each.name for order in others for each in order.subscribers) == sorted(home)
+    assert [region.clients for region in simulated.regions] == [list(home.values()).count(name) for name in REGIONS]
+    assert simulated.service == MEASURED
+
+
+def test_the_simulated_run_beside_it_is_the_one_whose_cut_was_noticed_as_soon() -> None:
+    runs = [observed(waiting=end) for end in (10.2, 10.6, 11.1)]
+    assert real_cut.nearest(observed(waiting=10.7), runs) is runs[1]
+
+
+def test_a_simulated_cut_comes_later_by_its_phase_and_is_measured_from_there() -> None:
+    times = (3.0, 5.0, 7.0)
+    seen = link_cut.observe(real_cut.scenario(times, 1, later=0.5), 0, publishers=False, since=0.5)
+    assert (seen.time.cut, seen.time.repair, seen.time.end) == times
+    assert 3.0 < seen.cut_off.end < 4.0  # the advertisements that end it come half a period earlier
+    assert seen.violations == 0
+
+
+def test_the_report_draws_both_curves_and_stores_them(tmp_path: Path) -> None:
+    found = real_cut.report_run(Measured(observed(), 0.7, 0.1, 0.02), [observed(level=0.04)], tmp_path)
+    for path in [path for each in (found.figures, found.data) for some in each.values() for path in some]:
+        assert Path(path).stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # uvloop's, of pipes to processes that have ended
+def test_a_real_link_is_cut_and_nothing_is_lost() -> None:
+    found = run_loop(real_cut.run_real((2.0, 3.5, 5.0), clients=1))
+    assert found.seen.violations == 0
+    assert {flow for flow, rate in found.seen.rates.flows.items() if not rate.any()} == set()
+    assert found.seen.cut_off.seconds > BIN
+    assert 0 < found.told < 5 and found.used > 0
