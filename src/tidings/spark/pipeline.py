@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import re
 import secrets
@@ -127,7 +128,7 @@ def run(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Run the pipeline of a directory, or only check it; ``settings`` as in spark/tables.py. What came of it."""
-    from tidings.spark.tables import TOKEN, URL, look
+    from tidings.spark.tables import HELD, TOKEN, URL, look
 
     began = time.monotonic()
     os.environ.setdefault("SPARK_CONNECT_LOG_LEVEL", "critical")  # what goes wrong is said once, and by us
@@ -142,7 +143,8 @@ def run(
         session.sparkContext.setLogLevel("OFF")
         _quiet_derby(session)
         with _connected(session) as remote:
-            for name, value in settings.items():
+            held = {name: lease.asof for source in sources for name, lease in source.leases.items()}
+            for name, value in {**settings, HELD: json.dumps(held)}.items():
                 remote.conf.set(name, value)
             flows = _flow(project, remote, dry=dry, full_refresh=full_refresh, progress=progress)
         result: dict[str, Any] = {"dir": str(project.root), "dry": dry, "flows": flows}

@@ -55,8 +55,9 @@ from tidings.spark.lake import Cover, covers_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-URL, TOKEN, LEASE = "tidings.url", "tidings.token", "tidings.lease"
-"""Settings of a session: where the cluster is, and for how many seconds rows are kept for the next run."""
+URL, TOKEN, LEASE, HELD = "tidings.url", "tidings.token", "tidings.lease", "tidings.held"
+"""Settings of a session: where the cluster is, for how many seconds rows are kept for the next run, and, as JSON, as of
+which number a lease of whoever runs this keeps the rows of each stream."""
 
 DEFAULT_URL = "tidings://127.0.0.1:7400"
 LEASE_SECONDS = 3600.0  # ours, as for an archive: a pipeline that runs once an hour finds its own lease
@@ -247,6 +248,7 @@ def define(spark: SparkSession) -> None:
         URL: spark.conf.get(URL, os.environ.get("TIDINGS_URL", DEFAULT_URL)),
         TOKEN: spark.conf.get(TOKEN, os.environ.get("TIDINGS_TOKEN", "")),
         LEASE: spark.conf.get(LEASE, str(LEASE_SECONDS)),
+        HELD: spark.conf.get(HELD, "{}"),
     }
     chosen = {name: value or "" for name, value in settings.items()}
     places = {region: place for region, place in look(chosen[URL], chosen[TOKEN]).items() if place.streams}
@@ -261,6 +263,7 @@ def define(spark: SparkSession) -> None:
 def _define_intake(spark: SparkSession, region: RegionId, place: Place, chosen: Mapping[str, str]) -> None:
     from pyspark import pipelines as dp
 
+    held: dict[StreamId, int] = json.loads(chosen[HELD])
     options = {
         "servers": place.servers,
         "token": chosen[TOKEN],
@@ -268,7 +271,7 @@ def _define_intake(spark: SparkSession, region: RegionId, place: Place, chosen: 
         "startingOffsets": "earliest",
         "maxOffsetsPerTrigger": str(BATCH),
         "leaseSeconds": chosen[LEASE],
-        "archive": "{}",
+        "archive": json.dumps({name: asof for name, asof in held.items() if name in place.streams}),
         "attributes": "json",
     }
 
