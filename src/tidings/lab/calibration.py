@@ -627,8 +627,8 @@ def near(found: Calibrated) -> Claim:
         ""
         if middle < NEAR
         else f"{_busy(found)[0].upper()}{_busy(found)[1:]}, and the scheduler serves them in turns of milliseconds, "
-        "where the simulation shares every processor evenly and at once; it charges a message to who receives it, and "
-        "sending it to other proxies costs nothing.",
+        "where the simulation shares every processor evenly and at once, and counts what others used, not what they "
+        "wanted; it charges a message to who receives it, and sending it to other proxies costs nothing.",
         "see the figure",
         "; ".join(
             f"{_proxies(count)} " + ", ".join(f"{spot.distance:+.0%} ({spot.drivers})" for spot in found.of(count))

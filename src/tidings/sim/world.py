@@ -477,8 +477,7 @@ class World:
                         else:
                             carry(host, now, effect)
                             continue
-                        size = effect.message.wire_size
-                        received = Received(host.name, effect.message)
+                        size, received = effect.message.wire_size, Received(host.name, effect.message)
                         delays, up = host.delays, size * host.up
                         at = host.up_free if up and host.up_free > now else now
                         for name in peers:
