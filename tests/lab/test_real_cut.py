@@ -163,5 +163,6 @@ def test_a_real_link_is_cut_and_nothing_is_lost() -> None:
     found = run_loop(real_cut.run_real((2.0, 3.5, 5.0), clients=1))
     assert found.seen.violations == 0
     assert {flow for flow, rate in found.seen.rates.flows.items() if not rate.any()} == set()
-    assert found.seen.cut_off.seconds > BIN
+    silence = found.seen.cut_off  # batches come ten times a second; how long a cut stays unnoticed is chance
+    assert silence.start < 2.2 and silence.end > 2.0 and silence.seconds > 0.1
     assert 0 < found.told < 5 and found.used > 0
