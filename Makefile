@@ -11,13 +11,16 @@ setup: $(STAMP) java
 
 # Spark needs Java 17 or newer. Root on Debian gets it installed; anyone else is told what to do.
 java:
-	@if ! java -version >/dev/null 2>&1; then \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    echo "installing Java 17 for Spark ..." && apt-get update -qq && \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq openjdk-17-jre-headless >/dev/null; \
-	  else \
-	    echo "make: no Java found, Spark needs Java 17: install one, e.g. apt-get install openjdk-17-jre-headless" >&2; exit 1; \
-	  fi; \
+	@recent() { \
+	  said=$$("$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p'); \
+	  [ "$${said:-0}" -ge 17 ]; \
+	}; \
+	if ! recent && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing Java 17 for Spark ..." && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq openjdk-17-jre-headless >/dev/null; \
+	fi; \
+	if ! recent; then \
+	  echo "make: no Java 17 or newer found, Spark needs one: e.g. apt-get install openjdk-17-jre-headless, or set JAVA_HOME" >&2; exit 1; \
 	fi
 
 $(STAMP): pyproject.toml constraints.txt

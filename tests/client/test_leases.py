@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from client.rig import dial, run, town, until
@@ -49,6 +50,34 @@ def test_a_lease_survives_the_head_that_granted_it_and_can_be_resumed(tmp_path: 
                 assert resumed.asof == 3
                 await asyncio.sleep(1.2)
                 assert await numbers(other, "keyed", 1, 5, asof=3) == [2, 3, 4]
+
+    run(main())
+
+
+def test_who_gives_up_waiting_for_a_lease_to_resume_does_not_end_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path, replicas=1) as cluster, dial(cluster) as t, dial(cluster) as other:
+            await t.publish("keyed", key=b"k", payload=b"")
+            (await t.lease("keyed", name="mine").open()).leave()
+            waiting = asyncio.create_task(other.lease("keyed", name="mine", resume=True).open())
+            await asyncio.sleep(0)  # it has asked
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert waiting.cancelled()
+            async with other.lease("keyed", name="mine", resume=True) as resumed:
+                assert resumed.asof == 2
+
+    run(main())
+
+
+def test_a_region_that_takes_no_more_leases_is_an_error_of_its_own(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path, replicas=1) as cluster, dial(cluster) as t:
+            table = cluster.machine(0).leases
+            table.settings = msgspec.structs.replace(table.settings, leases=1)
+            async with t.lease("keyed", ttl=60.0):
+                with pytest.raises(errors.LeasesFull, match=r"1 leases.*ends in 60 s.*tidings status"):
+                    await t.lease("keyed").open()
 
     run(main())
 

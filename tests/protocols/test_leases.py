@@ -87,6 +87,38 @@ def test_leases_are_bounded_in_number_time_and_bytes() -> None:
     assert leases.entries == {} and "101" not in leases.ended["b"] and "100 bytes" in leases.ended["b"]
 
 
+def test_a_region_that_takes_no_more_leases_says_until_when() -> None:
+    leases = table(LeaseSettings(leases=2))
+    leases.receive(0.0, ask("a", ttl=10.0), 10)
+    leases.receive(5.0, ask("b", ttl=30.0), 10)
+    assert leases.receive(7.0, ask("c"), 10)[0] == Unleased("c", "s", "its region has 2 leases, and takes no more", 3.0)
+    leases.receive(8.0, ask("a", ttl=10.0), 10)
+    answer = leases.receive(8.0, ask("c"), 10)[0]
+    assert isinstance(answer, Unleased) and answer.room == 10.0
+    made = holder()
+    dropped = Dropped("a", answer.reason, 10.0)
+    assert made.handle(0.1, Received("p0", Unleased("a", "s", answer.reason, 10.0))) == [Deliver(dropped)]
+
+
+def test_a_lease_is_bounded_as_whoever_resumes_it_says() -> None:
+    leases = table()
+    leases.receive(0.0, ask(ttl=60.0, bytes=100), 10)
+    longer = ask(grant=False, ttl=3600.0, bytes=500)
+    assert leases.receive(1.0, longer, 20)[:2] == (Leased("a", "s", 10), True)
+    assert leases.receive(2.0, longer, 20)[:2] == (Leased("a", "s", 10), False)  # written once
+    assert leases.entries == {"a": Entry("s", 10, 3600.0, 500)} == table_in([leases.rows(1, 0.0)])
+    assert leases.expire(1201.0, {"s": 0}, {"a": 500}) == []  # when its holder renews it
+    assert leases.expire(3602.1, {"s": 0}, {}) == [Report("lease_expired")]
+
+
+def test_a_lease_is_not_renewed_with_bounds_that_make_no_sense() -> None:
+    leases = table()
+    leases.receive(0.0, ask(), 10)
+    answer, changed, _ = leases.receive(1.0, ask(grant=False, ttl=1e9), 20)
+    assert isinstance(answer, Unleased) and "ttl" in answer.reason and not changed
+    assert leases.entries == {"a": Entry("s", 10, 60.0, 100)}
+
+
 def test_a_clock_that_is_set_back_ends_no_lease_early() -> None:
     leases = table()
     leases.receive(1000.0, ask(ttl=10.0), 10)
@@ -103,7 +135,7 @@ def test_a_new_head_finds_the_table_and_gives_every_holder_its_time() -> None:
     heir.load(500.0, [rows])
     assert heir.entries == leases.entries == {"a": Entry("s", 10, 10.0, 100)} == table_in([rows])
     assert heir.expire(509.0, {"s": 0}, {}) == []
-    assert Report("lease_renewed_across_failover") in heir.receive(510.0, ask(grant=False), 20)[2]
+    assert Report("lease_renewed_across_failover") in heir.receive(510.0, ask(grant=False, ttl=10.0), 20)[2]
     assert heir.expire(519.0, {"s": 0}, {}) == []
     assert heir.expire(520.1, {"s": 0}, {}) == [Report("lease_expired")]
 

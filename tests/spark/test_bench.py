@@ -11,7 +11,7 @@ def test_every_run_reads_every_row(spark: Any) -> None:
     steps: list[str] = []
     found = bench_spark.run(1, lambda done, total, what: steps.append(what), bench_spark.Scale(rows=20_000))
     names = {each["name"] for each in found["runs"]}
-    assert {"source-batch", "source-stream", "generator", "parquet"} <= names and set(steps) == names
+    assert names == {"source-batch", "source-stream", "generator", "parquet", "sink"} == set(steps)
     assert all(each["rows_per_s"] > 0 and each["rows"] == 20_000 for each in found["runs"])
     assert found["ratio"].keys() == {"source-batch/generator", "source-batch/parquet"}
 

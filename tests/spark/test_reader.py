@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import time
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark.rig import Cluster, fresh, options, table, until_forgotten
-from tidings.client.errors import BadInput, LeaseExpired, UnknownStream
+from tidings.client.errors import AsofGone, BadInput, LeaseExpired, UnknownStream
+from tidings.protocols.leases import LeaseState
 from tidings.server.looking import Target, declare_lost
-from tidings.spark.options import ReadOptions
-from tidings.spark.source import BatchReader, DataLoss, Range, StreamReader, plan, schema_of, shares
+from tidings.spark import source
+from tidings.spark.options import BATCH_SECONDS, LEASE_SECONDS, ReadOptions
+from tidings.spark.source import BatchReader, DataLoss, Range, StreamReader, forgotten, plan, schema_of, shares
 
 GIVEN = {"servers": "127.0.0.1:7400", "subscribe": "prices"}
 
@@ -145,18 +149,79 @@ def test_a_batch_read_ends_where_it_is_told(cluster: Cluster) -> None:
         made.partitions()
 
 
+def leases(cluster: Cluster, name: str) -> list[LeaseState]:
+    with cluster.connect() as t:
+        return [lease for lease in t.describe("r0").leases if lease.stream == name]
+
+
+def until_released(cluster: Cluster, name: str, deadline: float = 10.0) -> None:
+    end = time.monotonic() + deadline
+    while leases(cluster, name):
+        assert time.monotonic() < end, "a lease is left over"
+        time.sleep(0.05)
+
+
+def test_the_lease_of_a_batch_read_waits_for_its_first_task_and_then_less(cluster: Cluster) -> None:
+    name = fresh(cluster, "short", 4)
+    found = ReadOptions.parse(options(cluster, subscribe=name), streaming=False)
+    made = BatchReader(found, schema_of(found))
+    (part,) = made.partitions()
+    assert [lease.ttl for lease in leases(cluster, name)] == [LEASE_SECONDS]
+    list(made.read(part))
+    assert [lease.ttl for lease in leases(cluster, name)] == [BATCH_SECONDS]
+    told = ReadOptions.parse(options(cluster, subscribe=name, leaseSeconds="3600"))
+    assert told.lease_seconds == told.batch_seconds == 3600.0
+
+
+def test_a_batch_read_that_has_no_tasks_leaves_no_lease(cluster: Cluster) -> None:
+    name = fresh(cluster, "none", 4)
+    for ending, wrong in (("4", None), ("99", "ends at 5, not 99")):
+        given = options(cluster, subscribe=name, startingOffsets=f'{{"{name}": 4}}')
+        found = ReadOptions.parse(given | {"endingOffsets": f'{{"{name}": {ending}}}'}, streaming=False)
+        made = BatchReader(found, schema_of(found))
+        if wrong is None:
+            assert made.partitions() == []
+        else:
+            with pytest.raises(BadInput, match=wrong):
+                made.partitions()
+        until_released(cluster, name)
+
+
 def test_a_checkpoint_counts_more_than_starting_offsets(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     name = fresh(cluster, "ignored", 10)
     made = reader(cluster, subscribe=name, startingOffsets="earliest")
     with caplog.at_level(logging.WARNING, "tidings.spark"):
-        made.latestOffset({name: at(5, lease="")}, ReadAllAvailable())
-    assert "startingOffsets is ignored" in caplog.text and "'ignored': 5" in caplog.text
+        begin = made.initialOffset()
+        planned = made.latestOffset(begin, ReadAllAvailable())
+    assert not caplog.text
+    made.stop()
+    for replayed, starting in ((False, "earliest"), (True, "latest")):
+        caplog.clear()
+        made = reader(cluster, subscribe=name, startingOffsets=starting)
+        with caplog.at_level(logging.WARNING, "tidings.spark"):
+            if replayed:  # the first batch was planned, and not committed
+                assert rows(made, made.initialOffset(), planned) == list(range(1, 11))
+            made.latestOffset(planned, ReadAllAvailable())
+        assert "startingOffsets is ignored" in caplog.text and "'ignored': 11" in caplog.text
+        made.stop()
+
+
+def test_a_batch_that_runs_again_has_a_lag(cluster: Cluster) -> None:
+    name = fresh(cluster, "lagging", 10)
+    made = reader(cluster, subscribe=name)
+    made.partitions({}, {name: at(5, lease="") | {"from": 1}})
+    assert made.reportLatestOffset() == {name: {"seq": 11, "lag": 6}}
+    made.stop()
+    made = reader(cluster, subscribe=name)
+    made.prepareForTriggerAvailableNow()
+    with cluster.connect() as t:
+        t.publish_table(name, table(2, 10))
+    made.latestOffset({name: at(11, lease="") | {"from": 1}}, ReadAllAvailable())  # nothing that belongs to this run
+    assert made.reportLatestOffset() == {name: {"seq": 13, "lag": 2}}
     made.stop()
 
 
-def test_what_is_lost_fails_the_query_and_what_is_collected_does_not(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_collected_is_not_lost(cluster: Cluster) -> None:
     name = fresh(cluster, "losses", 10)
     with cluster.connect() as t:
         t.collect(name, before=8)
@@ -164,15 +229,67 @@ def test_what_is_lost_fails_the_query_and_what_is_collected_does_not(
     begin = made.initialOffset()
     assert rows(made, begin, made.latestOffset(begin, ReadAllAvailable())) == [8, 9, 10, 11]
     made.stop()
-    ahead = {name: at(50, lease="")}
+
+
+def lags(monkeypatch: pytest.MonkeyPatch, horizon: int) -> None:
+    """The nearest region has no more than this yet."""
+    known = source.streams_of
+
+    def lagging(*of: Any) -> dict[str, Any]:
+        return {name: msgspec.structs.replace(info, horizon=horizon) for name, info in known(*of).items()}
+
+    monkeypatch.setattr(source, "streams_of", lagging)
+
+
+def test_a_checkpoint_ahead_of_the_stream_fails_the_query_or_is_left_behind(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = fresh(cluster, "ahead", 11)
+    ahead = {name: at(50, lease="spark-gone") | {"from": 1}}
     made = reader(cluster, subscribe=name)
     with pytest.raises(DataLoss, match=r"\[12, 50\) is lost"):
         made.latestOffset(ahead, ReadAllAvailable())
     made.stop()
+    until_released(cluster, name)
+    made = reader(cluster, subscribe=name, failOnDataLoss="false", timeoutSeconds="5")
+    with caplog.at_level(logging.WARNING, "tidings.spark"):
+        end = made.latestOffset(ahead, ReadAllAvailable())
+    assert "going on at 12" in caplog.text
+    assert end == {name: at(12, lease="") | {"from": 12}} and rows(made, ahead, end) == []
+    made.stop()
+    with cluster.connect() as t:
+        t.publish_table(name, table(3, 11))
+    made = reader(cluster, subscribe=name, failOnDataLoss="false", timeoutSeconds="5")
+    assert rows(made, end, made.latestOffset(end, ReadAllAvailable())) == [12, 13, 14]
+    made.stop()
+
+
+def test_a_region_that_lags_has_lost_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = fresh(cluster, "behind", 11)
+    lags(monkeypatch, 5)
+    read = {name: at(12, lease="") | {"from": 1}}
+    made = reader(cluster, subscribe=name)
+    assert made.latestOffset(read, ReadAllAvailable()) == read
+    made.stop()
     made = reader(cluster, subscribe=name, failOnDataLoss="false")
     with caplog.at_level(logging.WARNING, "tidings.spark"):
-        made.latestOffset(ahead, ReadAllAvailable())
-    assert "going on at 12" in caplog.text
+        end = made.latestOffset({name: at(50, lease="") | {"from": 1}}, ReadAllAvailable())
+    assert "going on at 12" in caplog.text and end == {name: at(12, lease="") | {"from": 12}}
+    made.stop()
+
+
+def test_a_stream_that_was_deleted_fails_the_query_or_is_left_out(cluster: Cluster) -> None:
+    name = fresh(cluster, "remaining", 3)
+    read = {name: at(1, lease=""), "deleted": at(9, lease="spark-gone") | {"from": 1}}
+    made = reader(cluster, subscribe=name)
+    with pytest.raises(DataLoss, match="'deleted' is in the checkpoint"):
+        made.latestOffset(read, ReadAllAvailable())
+    made.stop()
+    made = reader(cluster, subscribe=name, failOnDataLoss="false")
+    end = made.latestOffset(read, ReadAllAvailable())
+    assert rows(made, read, end) == [1, 2, 3] and end["deleted"]["seq"] == 9
     made.stop()
 
 
@@ -215,6 +332,14 @@ def test_a_lease_is_resumed_after_a_restart_and_moves_with_commits(cluster: Clus
     with pytest.raises(LeaseExpired, match="are forgotten"):
         rows(second, begin, end)
     second.stop()
+
+
+@pytest.mark.parametrize(
+    ("planned", "says"), [(True, "checkpoint's offsets directory"), (False, "Load the data frame")]
+)
+def test_what_to_do_about_forgotten_rows_depends_on_who_planned_them(planned: bool, says: str) -> None:
+    with pytest.raises(LeaseExpired, match=says):
+        forgotten(Range("prices", 1, 9, 9, "l", 0), AsofGone("gone", 12), planned=planned)
 
 
 def test_a_task_that_gets_nothing_says_so(cluster: Cluster) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from tidings.sim.run import simulate
 from tidings.spark import session
 from tidings.spark.session import NoSpark, require_java
 from tidings.spark.sweep import SweepFailed, results
+
+ROOT = Path(__file__).parents[2]
 
 
 def square(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,6 +69,38 @@ def test_a_campaign_on_spark_finds_what_it_finds_here_and_goes_on_where_it_stopp
     again = fleet.run("sprinkler", range(1, 2), master="local[2]", folder=tmp_path)
     assert again["already_in_ledger"] == 1
     assert fleet.totals(tmp_path)["seeds"] == 1
+
+
+def fake_java(folder: Path, version: str) -> None:
+    java = folder / "java"
+    java.write_text(f"#!/bin/sh\necho 'Picked up JAVA_TOOL_OPTIONS: -Dx=1' >&2\necho 'openjdk {version}' >&2\n")
+    java.chmod(0o755)
+
+
+OLD_AND_NEW = [
+    *[('version "1.8.0_402"', False), ('version "11.0.22" 2024-01-16', False), ("of the fifth kind", False)],
+    *[('version "17.0.15" 2025-04-15', True), ('version "26-ea" 2026-03-17', True)],
+]
+
+
+@pytest.mark.parametrize(("version", "runs"), OLD_AND_NEW)
+def test_an_old_java_is_one_line_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, runs: bool
+) -> None:
+    fake_java(tmp_path, version)
+    user = tmp_path / "id"  # who cannot install anything
+    user.write_text("#!/bin/sh\necho 1000\n")
+    user.chmod(0o755)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    made = subprocess.run(["make", "-s", "java"], cwd=ROOT, check=False, capture_output=True, text=True)
+    if runs:
+        assert require_java() == str(tmp_path / "java") and made.returncode == 0, made.stderr
+        return
+    with pytest.raises(NoSpark, match=r"Java 17 or newer and .*java is .*openjdk-17") as raised:
+        require_java()
+    assert "\n" not in str(raised.value)
+    assert made.returncode != 0 and made.stderr.startswith("make: no Java 17 or newer found")
 
 
 def test_missing_java_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -521,7 +521,7 @@ class Connection:
         """Keep rows of a stream readable as of the end of the stream, or ``asof`` while another lease keeps that.
 
         Bounded: over after ``ttl`` seconds without a sign of life, or when more than so many ``bytes`` of collected
-        rows are kept for it. ``resume``: the lease of this name, which another client has left.
+        rows are kept for it. ``resume``: the lease of this name, which another client has left, with these bounds.
         """
         request = Request(name or f"{self.client_id}.{secrets.token_hex(6)}", stream, asof, ttl, bytes)
         return LeaseOpening(self, request, resume)
@@ -534,7 +534,11 @@ class Connection:
         try:
             return await lease.open()
         except BaseException:
-            lease.release()
+            self._leases.pop(request.name, None)
+            if resume:
+                lease.leave()  # whoever gave up waiting may come back for it
+            else:
+                lease.release()
             raise
 
     def _on_granted(self, item: Granted) -> None:
@@ -545,7 +549,7 @@ class Connection:
     def _on_dropped(self, item: Dropped) -> None:
         lease = self._leases.pop(item.name, None)
         if lease is not None:
-            lease.dropped(item.reason)
+            lease.dropped(item.reason, item.room)
 
     def _forget(self, ids: list[int]) -> None:
         for id in ids:

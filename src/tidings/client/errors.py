@@ -22,6 +22,7 @@ __all__ = [
     "Fenced",
     "Full",
     "LeaseExpired",
+    "LeasesFull",
     "NotBuilt",
     "NotFinal",
     "NotPublished",
@@ -68,6 +69,10 @@ class Full(TidingsError):
 
 class LeaseExpired(TidingsError):
     """The lease is over: what it kept may be forgotten."""
+
+
+class LeasesFull(TidingsError):
+    """A region has as many leases as it takes; the text says until when at least."""
 
 
 class Fenced(TidingsError):

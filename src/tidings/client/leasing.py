@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from tidings.client.errors import Closed, LeaseExpired, TidingsError
+from tidings.client.errors import Closed, LeaseExpired, LeasesFull, TidingsError
 from tidings.client.machine import Hold, LetGo
 from tidings.protocols.kernel import Command
 from tidings.protocols.leases import Lease as Request
@@ -43,7 +43,7 @@ class Lease:
         """Rows can be read as of this number, and later ones."""
 
     async def open(self) -> Lease:
-        """Wait until it is granted; raises `LeaseExpired` if it is not."""
+        """Wait until it is granted; raises `LeaseExpired` or `LeasesFull` if it is not."""
         self._connection.command(Hold(self._request, self._resume))
         await self._until(1)
         return self
@@ -86,8 +86,13 @@ class Lease:
         self.asof = max(self.asof, asof)
         self._wake()
 
-    def dropped(self, reason: str) -> None:
-        """It is over."""
+    def dropped(self, reason: str, room: float | None = None) -> None:
+        """It is over, or was not granted because there is no ``room`` for so many seconds."""
+        if room is not None:
+            when = f"the first of them ends in {room:.0f} s, if its holder does not renew it"
+            who = "`tidings status --json` shows who holds them"
+            self.end(LeasesFull(f"no lease of {self.stream} was granted: {reason}; {when}, and {who}"))
+            return
         what = f"the lease {self.name!r} of {self.stream} is over: {reason}"
         self.end(LeaseExpired(f"{what}; read again from what is there now, under a new lease"))
 

@@ -4,7 +4,7 @@
     source-stream  the same rows through a streaming query, in one batch, with its start-up
     generator      a Python Arrow source that makes the same rows inside the worker: the ceiling of sources in Python
     parquet        a scan of the same rows, written to files before
-    sink           what `SINK` measures, where a sink is built in
+    sink           a batch write of as many rows (lab/bench_sink.py)
 
 Rows have ten-byte keys and the columns of the format; every run does the same with them, a sum over numbers and lengths
 of keys, so that no column is left out. Repetitions alternate, so that whoever else uses the machine disturbs all alike.
@@ -18,7 +18,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,6 +26,7 @@ import pyarrow as pa
 
 from tidings import sync
 from tidings.core.rows import ArrowRows, Origin, data_rows
+from tidings.lab import bench_sink
 from tidings.server.local import LocalCluster
 from tidings.sim.run import Progress
 from tidings.spark.session import require_java, spark
@@ -34,8 +34,6 @@ from tidings.spark.session import require_java, spark
 STREAM = "bench"
 BATCH = 16_384
 KEY_BYTES = 10  # SP9
-SINK = ("tidings.lab.bench_sink", "measure")
-"""Module and function (session, servers, rows) -> seconds of the run "sink"; left out where there is none."""
 
 Measure: TypeAlias = Callable[[], float]
 
@@ -142,17 +140,13 @@ def _measures(session: Any, options: dict[str, str], scale: Scale, folder: Path)
         return measure
 
     made = session.read.format("tidings-generator").options(rows=str(scale.rows), parts=parts)
-    measures: dict[str, Measure] = {
+    return {
         "source-batch": timed(source.load),
         "source-stream": streaming,
         "generator": timed(made.load),
         "parquet": timed(lambda: session.read.parquet(files)),
+        "sink": lambda: bench_sink.measure(session, options["servers"], scale.rows),
     }
-    try:
-        sink = getattr(import_module(SINK[0]), SINK[1])
-    except ModuleNotFoundError:
-        return measures
-    return {**measures, "sink": lambda: sink(session, options["servers"], scale.rows)}
 
 
 def _consume(df: Any) -> int:

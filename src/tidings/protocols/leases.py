@@ -58,7 +58,7 @@ REMEMBERED = 256  # ended leases of which the head can say why; ours, for the te
 class Lease(Message, frozen=True, gc=False):
     """To the owner's head: renew a lease, move it forward to ``asof`` (0: leave it), or ``grant`` it if it is new.
 
-    Answered with `Leased` or `Unleased`.
+    It is bounded as the newest of these says. Answered with `Leased` or `Unleased`.
     """
 
     name: str
@@ -85,11 +85,12 @@ class Leased(Message, frozen=True, gc=False):
 
 
 class Unleased(Message, frozen=True, gc=False):
-    """There is no such lease (any more), and why."""
+    """There is no such lease (any more), and why; ``room``: for want of room, and seconds until there may be some."""
 
     name: str
     stream: StreamId
     reason: str
+    room: float | None = None
 
 
 class LeaseState(Value, frozen=True, gc=False):
@@ -169,8 +170,12 @@ class Leases:
             if known is not None:
                 self._end(message.name, "it was released")
             return self._unleased(message), known is not None, (Report("lease_released"),) if known else ()
+        if known is None and not message.grant:
+            return self._unleased(message), False, ()
+        if wrong := self._wrong(message):
+            return Unleased(message.name, message.stream, wrong), False, ()
         if known is None:
-            return self._grant(now, message, end) if message.grant else (self._unleased(message), False, ())
+            return self._grant(now, message, end)
         self.heard[message.name] = now
         reports = [Report("lease_renewed")]
         if message.name in self.inherited:
@@ -178,25 +183,31 @@ class Leases:
             reports.append(Report("lease_renewed_across_failover"))
         asof = max(known.asof, min(message.asof, end))
         if asof > known.asof:
-            self.entries[message.name] = msgspec.structs.replace(known, asof=asof)
             reports.append(Report("lease_moved"))
-        return Leased(message.name, message.stream, asof), asof > known.asof, tuple(reports)
+        entry = self.entries[message.name] = Entry(known.stream, asof, message.ttl, message.bytes)
+        return Leased(message.name, message.stream, asof), entry != known, tuple(reports)
 
     def _grant(self, now: Time, message: Lease, end: int) -> tuple[Leased | Unleased, bool, tuple[Report, ...]]:
-        settings = self.settings
-        wrong = ""
-        if len(self.entries) >= settings.leases:
-            wrong = f"this region has {settings.leases} leases already"
-        elif not settings.shortest <= message.ttl <= settings.longest:
-            wrong = f"a ttl of {message.ttl:g} s is not between {settings.shortest:g} and {settings.longest:g}"
-        elif not 0 < len(message.name) <= LONGEST_NAME:
-            wrong = f"its name has {len(message.name)} characters, not 1 to {LONGEST_NAME}"
-        if wrong:
-            return Unleased(message.name, message.stream, wrong), False, ()
+        if len(self.entries) >= self.settings.leases:
+            full = f"its region has {len(self.entries)} leases, and takes no more"
+            return Unleased(message.name, message.stream, full, self._room(now)), False, ()
         asof = self.granted(message.stream, message.asof, end)
         self.entries[message.name] = Entry(message.stream, asof, message.ttl, message.bytes)
         self.heard[message.name] = now
         return Leased(message.name, message.stream, asof), True, (Report("lease_granted"),)
+
+    def _wrong(self, message: Lease) -> str:
+        """What makes no sense in a request."""
+        settings = self.settings
+        if not settings.shortest <= message.ttl <= settings.longest:
+            return f"a ttl of {message.ttl:g} s is not between {settings.shortest:g} and {settings.longest:g}"
+        if not 0 < len(message.name) <= LONGEST_NAME:
+            return f"its name has {len(message.name)} characters, not 1 to {LONGEST_NAME}"
+        return ""
+
+    def _room(self, now: Time) -> float:
+        """Seconds until the first lease ends if all holders are silent from now on."""
+        return max(0.0, min([self.heard[name] + entry.ttl - now for name, entry in self.entries.items()], default=0.0))
 
     def granted(self, stream: StreamId, asof: int, end: int) -> int:
         """What a new lease is as of: as wanted if another one keeps that, else the end."""
@@ -257,10 +268,11 @@ class Granted(Value, frozen=True, gc=False):
 
 
 class Dropped(Value, frozen=True, gc=False):
-    """Delivered to the application: the lease is over, and why."""
+    """Delivered to the application: the lease is over, and why; ``room`` as in `Unleased`."""
 
     name: str
     reason: str
+    room: float | None = None
 
 
 class LeaseTick(Timer, frozen=True, gc=False):
@@ -294,9 +306,9 @@ class Holder:
         match input:
             case Received(_, Leased(name, _, asof)) if name == self.name:
                 return self._leased(now, asof)
-            case Received(_, Unleased(name, _, reason)) if name == self.name:
+            case Received(_, Unleased(name, _, reason, room)) if name == self.name:
                 self.over = True
-                return [Deliver(Dropped(self.name, reason))]
+                return [Deliver(Dropped(self.name, reason, room))]
             case Received(src, NotHead(membership)) if src == self._head() and src != membership.head:
                 return self.learn(now, membership) or self._return(now, membership)
             case MoveLease(name, asof) if name == self.name and asof > self.wanted:

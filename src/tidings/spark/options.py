@@ -30,7 +30,8 @@ READ = (
     *("failOnDataLoss", "filter", "leaseSeconds", "leaseBytes", "archive", "attributes"),
 )
 TIMEOUT = 120.0  # seconds without progress before a task fails; ours: several times what a fail-over takes
-LEASE_SECONDS = 900.0  # ours: longer than the restart of a driver takes
+LEASE_SECONDS = 900.0  # ours: longer than the restart of a driver takes, or an executor to start
+BATCH_SECONDS = 120.0  # of a batch read once tasks run: longer than between two of them; ours, a region has few leases
 
 
 def known(options: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
@@ -93,6 +94,7 @@ class ReadOptions(ConnectOptions, frozen=True, kw_only=True):
     fail_on_data_loss: bool = True
     filter: str = ""
     lease_seconds: float = LEASE_SECONDS
+    batch_seconds: float = BATCH_SECONDS
     lease_bytes: int = BYTES
     archive: dict[StreamId, int] | None = None
     json: bool = False  # attributes as one column of JSON: the columns are the same whatever the streams declare
@@ -118,6 +120,7 @@ class ReadOptions(ConnectOptions, frozen=True, kw_only=True):
             fail_on_data_loss=flag(given, "failOnDataLoss", default=True),
             filter=given.get("filter", ""),
             lease_seconds=_positive(given, "leaseSeconds", LEASE_SECONDS),
+            batch_seconds=_positive(given, "leaseSeconds", BATCH_SECONDS),
             lease_bytes=_count(given, "leaseBytes") or BYTES,
             archive=_archive(given, streaming),
             json=_attributes(given),

@@ -7,6 +7,7 @@ starts. A session that exists already is used as it is.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEFAULT_MASTER = "local[2]"
+JAVA = 17  # the oldest that PySpark 4.3 runs on
 NEED = "install a JDK or JRE, e.g. apt-get install openjdk-17-jre-headless, or set JAVA_HOME"
 
 
@@ -30,16 +32,20 @@ class NoSpark(TidingsError):
 
 
 def require_java() -> str:
-    """The java that Spark will start; a clear error where there is none."""
+    """The java that Spark will start; a clear error where there is none, or an old one."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(os.path.join(home, "bin", "java")) if home else shutil.which("java")
     if java is None:
         where = f"JAVA_HOME={home} has no bin/java" if home else "no java on the PATH"
-        raise NoSpark(f"Spark needs Java 17 and there is {where}: {NEED}")
+        raise NoSpark(f"Spark needs Java {JAVA} or newer and there is {where}: {NEED}")
     try:
-        subprocess.run([java, "-version"], check=True, capture_output=True, timeout=60)
+        said = subprocess.run([java, "-version"], check=True, capture_output=True, timeout=60).stderr
     except (OSError, subprocess.SubprocessError) as error:
-        raise NoSpark(f"Spark needs Java 17 and {java} does not run ({error}): {NEED}") from error
+        raise NoSpark(f"Spark needs Java {JAVA} or newer and {java} does not run ({error}): {NEED}") from error
+    version = re.search(rb'version "(\d+)[^"]*"', said)
+    if version is None or int(version[1]) < JAVA:  # Java 8 calls itself 1.8
+        found = version[0].decode(errors="replace") if version else "of no version"
+        raise NoSpark(f"Spark needs Java {JAVA} or newer and {java} is {found}: {NEED}")
     return java
 
 

@@ -186,7 +186,7 @@ def batches(options: ReadOptions, schema: StructType, part: Range, *, renew: boo
         if options.filter:
             settings["where"] = filter_of(options, _attributes(schema), connection.stream(part.stream))
         if renew and part.lease:
-            resumed(connection, part.stream, part.lease, options)
+            resumed(connection, part.stream, part.lease, options, options.batch_seconds)
         try:
             lost: list[tuple[int, int]] = []
             with connection.read(part.stream, part.lo, part.hi, **settings) as reading:
@@ -199,11 +199,11 @@ def batches(options: ReadOptions, schema: StructType, part: Range, *, renew: boo
                 if options.archive is not None:
                     yield columns.coverage(part.stream, part.lo, part.hi, max(part.asof, part.lo), lost)
         except AsofGone as gone:
-            forgotten(part, gone)
+            forgotten(part, gone, planned=not renew)
         except TimeoutError:
             raise TidingsError(
                 f"stream {part.stream!r}: nothing of [{part.lo}, {part.hi}) as of {part.asof} came for "
-                f"{options.timeout:g} s: is the region cut off? Spark runs the task again; option 'timeoutSeconds'"
+                f"{options.timeout:g} s: is the region cut off? Option 'timeoutSeconds' says how long a task waits"
             ) from None
 
 
@@ -225,19 +225,22 @@ def judge(span: Rows, options: ReadOptions) -> None:
         log.warning("%s; going on without it", what)
 
 
-def forgotten(part: Range, gone: AsofGone) -> NoReturn:
-    """Say what to do when the lease has not kept what a batch needs."""
+def forgotten(part: Range, gone: AsofGone, *, planned: bool) -> NoReturn:
+    """Say what to do when the lease has not kept what a batch needs; ``planned``: by a checkpoint."""
+    entry = "Remove its entry from the checkpoint's offsets directory (if it has none in commits) and restart"
     raise LeaseExpired(
         f"stream {part.stream!r}: rows of [{part.lo}, {part.hi}) as of {part.asof} are forgotten (the floor is "
-        f"{gone.floor}), because the lease {part.lease!r} expired: the batch cannot be read again as it was. Remove "
-        "its entry from the checkpoint's offsets directory (if it has none in commits) and restart: it is planned "
-        "anew. A larger 'leaseSeconds' or 'leaseBytes' keeps it from happening again"
+        f"{gone.floor}), because the lease {part.lease!r} expired: the batch cannot be read again as it was. "
+        f"{entry if planned else 'Load the data frame again'}: it is planned anew. A larger 'leaseSeconds' or "
+        "'leaseBytes' keeps it from happening again"
     ) from gone
 
 
-def resumed(connection: sync.Connection, stream: StreamId, name: str, options: ReadOptions) -> sync.Lease | None:
+def resumed(
+    connection: sync.Connection, stream: StreamId, name: str, options: ReadOptions, ttl: float
+) -> sync.Lease | None:
     """A lease that somebody was granted, or None if it is over; then a read may still succeed."""
-    lease = connection.lease(stream, name=name, resume=True, ttl=options.lease_seconds, bytes=options.lease_bytes)
+    lease = connection.lease(stream, name=name, resume=True, ttl=ttl, bytes=options.lease_bytes)
     try:
         return lease.open(options.timeout)
     except LeaseExpired as error:
@@ -253,29 +256,47 @@ def granted(connection: sync.Connection, stream: StreamId, options: ReadOptions,
 
 
 class BatchReader(DataSourceReader):
-    """`spark.read`: planned at once; the tasks renew the lease, and when all have ended it expires."""
+    """`spark.read`: planned at once; the tasks renew the lease, and when all have ended it expires.
+
+    It waits for the first task as long as for a driver, and for the next ones less: nobody knows which is the last.
+    """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
         self.schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
+        leases: dict[StreamId, sync.Lease] = {}
+        needed: set[StreamId] = set()
+        with connect(self.options) as connection:
+            try:
+                ranges = self._planned(connection, leases)
+                needed = {each.stream for each in ranges}
+            finally:
+                for name, lease in leases.items():
+                    if name in needed:
+                        lease.leave()
+                    else:
+                        lease.release()
+        return ranges
+
+    def _planned(self, connection: sync.Connection, leases: dict[StreamId, sync.Lease]) -> list[Range]:
+        """What is to be read, under ``leases`` that are granted here."""
         options = self.options
         start: Offset = {}
         end: Offset = {}
-        with connect(options) as connection:
-            leases = {name: granted(connection, name, options) for name in streams_of(connection, options)}
-            now = streams_of(connection, options)  # again: it takes a while until all are granted
-            streams = {name: info for name, info in now.items() if name in leases}
-            lows = positions(options.starting or EARLIEST, streams, "startingOffsets")
-            highs = positions(options.ending, streams, "endingOffsets")
-            for name, info in streams.items():
-                lease = leases[name]
-                if highs[name] > info.horizon:
-                    raise BadInput(f"option 'endingOffsets': stream {name!r} ends at {info.horizon}, not {highs[name]}")
-                start[name] = {"seq": lows[name]}
-                end[name] = {"seq": highs[name], "asof": max(lease.asof, info.horizon), "lease": lease.name}
-                lease.leave()
+        for name in streams_of(connection, options):
+            leases[name] = granted(connection, name, options)
+        now = streams_of(connection, options)  # again: it takes a while until all are granted
+        streams = {name: info for name, info in now.items() if name in leases}
+        lows = positions(options.starting or EARLIEST, streams, "startingOffsets")
+        highs = positions(options.ending, streams, "endingOffsets")
+        for name, info in streams.items():
+            lease = leases[name]
+            if highs[name] > info.horizon:
+                raise BadInput(f"option 'endingOffsets': stream {name!r} ends at {info.horizon}, not {highs[name]}")
+            start[name] = {"seq": lows[name]}
+            end[name] = {"seq": highs[name], "asof": max(lease.asof, info.horizon), "lease": lease.name}
         return plan(start, end, options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -291,6 +312,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.schema = schema
         self._connection: sync.Connection | None = None
         self._leases: dict[StreamId, sync.Lease] = {}
+        self._initial: Offset | None = None  # where a query without a checkpoint begins
         self._begun = False
         self._ceiling: dict[StreamId, int] | None = None  # where an availableNow run ends
         self._reached: dict[StreamId, int] = {}  # where the last planned batch ends
@@ -298,10 +320,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- in the driver ------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:
-        self._begun = True
         streams = streams_of(self._link, self.options)
         begin = positions(self.options.starting or LATEST, streams, "startingOffsets")
-        return {name: {"seq": at, "asof": at, "lease": ""} for name, at in begin.items()}
+        self._initial = {name: {"seq": at, "asof": at, "lease": ""} for name, at in begin.items()}
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         limit = self.options.max_offsets
@@ -314,6 +336,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         streams = streams_of(self._link, self.options)
         start = self._resume(start, streams)
+        self._reached |= {name: at["seq"] for name, at in start.items()}
         lags: dict[StreamId, int] = {}
         for name, info in streams.items():
             upto = info.horizon if self._ceiling is None else min(info.horizon, self._ceiling.get(name, FIRST))
@@ -344,8 +367,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         for name, at in end.items():
+            self._reached[name] = at["seq"]
             if at["lease"] and name not in self._leases:  # after a restart: the batch is read again
-                lease = resumed(self._link, name, at["lease"], self.options)
+                lease = resumed(self._link, name, at["lease"], self.options, self.options.lease_seconds)
                 if lease is not None:
                     self._leases[name] = lease
         return plan(start, end, self.options.min_partitions)
@@ -380,7 +404,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The lease of a stream: the one that is held, the one in the checkpoint, or a new one."""
         lease = self._leases.get(stream)
         if lease is None and known:
-            lease = resumed(self._link, stream, known, self.options)
+            lease = resumed(self._link, stream, known, self.options, self.options.lease_seconds)
         if lease is not None:
             try:
                 lease.check()
@@ -394,15 +418,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _resume(self, start: Offset, streams: Mapping[StreamId, StreamInfo]) -> Offset:
         """Look once whether a checkpoint fits the cluster, and say what it makes of the options."""
-        if self._begun:
+        begun, self._begun = self._begun, True
+        if begun or start == self._initial:  # a first batch that was planned before is further than that
             return start
-        self._begun = True
         if self.options.starting is not None and self.options.archive is None:
             at = {name: each["seq"] for name, each in start.items()}
             log.warning("startingOffsets is ignored: the checkpoint says where to go on, %s", at)
         start = dict(start)
         for name, each in list(start.items()):
-            horizon = self._end_of(name, each["seq"], streams.get(name))
+            if name not in streams:
+                start[name] = self._without(name, each)
+                continue
+            horizon = self._end_of(name, each["seq"], streams[name])
             if horizon is None:
                 continue
             what = f"stream {name!r} ends at {horizon}, but the checkpoint says that {each['seq'] - 1} was read"
@@ -411,19 +438,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"{what}: [{horizon}, {each['seq']}) is lost; set option 'failOnDataLoss' to false to go on there"
                 )
             log.warning("%s; going on at %d (failOnDataLoss=false)", what, horizon)
-            start[name] = each | {"seq": horizon}
+            start[name] = {"from": horizon, "seq": horizon, "asof": horizon, "lease": ""}
         return start
 
-    def _end_of(self, stream: StreamId, seq: int, info: StreamInfo | None) -> int | None:
-        """Where a stream ends if that is below a number that was read already; None if it is not."""
-        if info is None:
-            if self.options.fail_on_data_loss:
-                raise DataLoss(f"stream {stream!r} is in the checkpoint, but not in the cluster: was it deleted?")
-            log.warning("stream %r is in the checkpoint, but not in the cluster; going on without it", stream)
+    def _without(self, stream: StreamId, at: dict[str, Any]) -> dict[str, Any]:
+        """Stay where a stream was that is there no longer, if that is allowed."""
+        if self.options.fail_on_data_loss:
+            raise DataLoss(f"stream {stream!r} is in the checkpoint, but not in the cluster: was it deleted?")
+        log.warning("stream %r is in the checkpoint, but not in the cluster; going on without it", stream)
+        return at | {"from": at["seq"], "lease": ""}
+
+    def _end_of(self, stream: StreamId, seq: int, info: StreamInfo) -> int | None:
+        """Where a stream ends if that is below a number that was read already; None if it is not.
+
+        Only its owner's head knows, by a lease as of the end: another region may lag, and so may a replica.
+        """
+        if seq <= info.horizon:
             return None
-        if seq <= info.horizon or self._link.why(stream, seq - 1).state != "not published yet":
-            return None
-        return info.horizon
+        lease = granted(self._link, stream, self.options)
+        lease.release()
+        return lease.asof if lease.asof < seq else None
 
     # --- in a task ------------------------------------------------------------------------------------------
 
