@@ -323,7 +323,7 @@ class Archive:
         finally:
             dropped = self._stop(queries)
         for query in queries:
-            if error := query.exception():
+            if (error := query.exception()) and not dropped:  # else it was stopped in the middle of something
                 raise ArchiveFailed(f"the archive of {query.name} has failed: {_last_line(str(error))}")
         return not dropped
 
