@@ -80,7 +80,7 @@ class Run:
     def of(self, subscriber: str, n: int) -> Row:
         return next(each for each in self.receipts if (each["subscriber"], each["n"]) == (subscriber, n))
 
-    def audit(self) -> Findings:
+    def audit(self, *, whole: bool = True) -> Findings:
         columns = {name: [row.get(name) for row in self.events] for name in PUBLISHED.names}
         delivered = {name: [row[name] for row in self.receipts] for name in DELIVERED.names}
         trace = Trace(
@@ -89,7 +89,7 @@ class Run:
             policies={"s": "by-key"},
             attributes={"s": "price double"},
         )
-        return audit(trace, self.ends)
+        return audit(trace, self.ends, whole=whole)
 
 
 def verdicts(found: Findings) -> dict[str, Verdict]:
@@ -178,6 +178,14 @@ def forgotten_receipt(run: Run) -> None:
     run.receipts.remove(run.of("live", 2))
 
 
+def forgotten_beginning(run: Run) -> None:
+    run.receipts.remove(run.of("live", 1))
+
+
+def forgotten_beginning_of_another_incarnation(run: Run) -> None:
+    run.of("live", 3)["incarnation"] = run.of("live", 4)["incarnation"] = 2
+
+
 def not_in_the_table_yet(run: Run) -> None:
     run.deliver("live", 11, 13, asof=11)
     run.ends = {"s": 13}
@@ -196,6 +204,8 @@ def collected_before_it_was_read(run: Run) -> None:
     ("plant", "victim"),
     [
         (forgotten_receipt, "live"),
+        (forgotten_beginning, "live"),
+        (forgotten_beginning_of_another_incarnation, "live"),
         (not_in_the_table_yet, "live"),
         (strange_filter, "picky"),
         (collected_before_it_was_read, "live"),
@@ -207,6 +217,12 @@ def test_what_nobody_can_know_is_unverifiable_and_no_violation(plant: Callable[[
     found = run.audit()
     assert found.violations == []
     assert verdicts(found) == dict.fromkeys(["live", "late", "picky"], Verdict.PROVED) | {victim: Verdict.UNVERIFIABLE}
+
+
+def test_receipts_may_continue_those_that_were_judged_before() -> None:
+    run = Run()
+    forgotten_beginning(run)
+    assert verdicts(run.audit(whole=False)) == dict.fromkeys(["live", "late", "picky"], Verdict.PROVED)
 
 
 def test_what_is_gone_hides_nothing_from_later_receipts() -> None:

@@ -177,6 +177,7 @@ def test_what_is_wrong_is_a_typed_error_that_says_what_to_do(tmp_path: Path) -> 
                     t.post("pricse", payload=b"x")
                 with pytest.raises(errors.UnknownStream):
                     await t.publish("nothing")
+                assert "did you mean" not in str(t._unknown("prices"))  # deleted, and this client knew it
                 with pytest.raises(errors.UnknownStream):
                     async with t.subscribe("nothing"):
                         pass

@@ -6,21 +6,25 @@ import json
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from server.rig import tidings
+from spark.lakes import append
 from spark.rig import Cluster
 from tidings import sync
 from tidings.client.events import Event
-from tidings.protocols.catalog import StreamDef
+from tidings.core.errors import BadInput
+from tidings.protocols.catalog import Description, StreamDef, StreamState
 from tidings.server import plan as plans
 from tidings.server.layout import Layout
 from tidings.server.looking import Target, declare_lost
-from tidings.spark.archive import Archive, ArchiveFailed, compatible
+from tidings.spark.archive import Archive, ArchiveFailed, Source, compatible
 from tidings.spark.audit import audit_lake
-from tidings.spark.lake import Lake
+from tidings.spark.lake import Cover, Lake
 from tidings.spark.restore import restore
 
 
@@ -37,6 +41,140 @@ def payloads(lake: Lake, stream: str) -> list[tuple[int, bytes]]:
 def test_streams_that_no_query_can_read_together_get_one_each() -> None:
     a, b, c = (StreamDef(name, "r0", attrs=attrs) for name, attrs in (("a", "x int"), ("b", "x string"), ("c", "")))
     assert compatible([c, b, a]) == [[a, c], [b]]
+
+
+def archive_of(lake: Lake, *streams: StreamDef) -> tuple[Archive, MagicMock]:
+    """An archive without Spark, of a region without replicas that has these streams, all of them up to 100."""
+    archive = Archive(MagicMock(), lake, "nowhere")
+    connection = MagicMock()
+    owns(connection, *streams)
+    archive.sources["r0"] = Source("r0", "nowhere", connection)
+    archive._running.add("job")
+    return archive, connection
+
+
+def owns(connection: MagicMock, *streams: StreamDef, end: int = 100) -> None:
+    state = StreamState(end, 0, 0)
+    connection.describe.return_value = Description(1, "r0", (), streams, {each.name: state for each in streams})
+
+
+def batch(archive: Archive, definition: StreamDef, *covers: Cover, job: str = "job") -> None:
+    """A batch whose tasks have told of this."""
+    rows = MagicMock()
+    rows.mapInArrow.return_value.collect.return_value = [
+        ("cover", msgspec.json.encode(cover).decode()) for cover in covers
+    ]
+    archive._write(job, {definition.name: definition}, {}, rows, 0)
+
+
+NARROW, WIDE = (StreamDef("prices", "r0", attrs=attrs) for attrs in ("price double", "price double, venue string"))
+
+
+def test_what_was_read_while_its_stream_was_altered_is_not_committed(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    archive, connection = archive_of(lake, NARROW)
+    batch(archive, NARROW, Cover("prices", 1, 6, 1))
+    owns(connection, WIDE)
+    batch(archive, NARROW, Cover("prices", 6, 11, 6))
+    assert lake.snapshot().end("prices") == 6 and archive._dropped([MagicMock()])
+    owns(connection, NARROW)
+    batch(archive, NARROW, Cover("prices", 11, 16, 11))
+    assert lake.snapshot().end("prices") == 6, "what comes behind it would leave a hole"
+    owns(connection, WIDE)
+    archive._running.add("next")
+    batch(archive, WIDE, Cover("prices", 6, 11, 6), job="next")
+    after = lake.snapshot()
+    assert after.coverage["prices"] == [Cover("prices", 1, 11, 1)] and after.definitions["prices"] == WIDE
+
+
+def test_a_replica_that_does_not_know_all_rows_may_not_know_their_definition(tmp_path: Path) -> None:
+    archive, connection = archive_of(Lake(tmp_path))
+    owns(connection, NARROW, end=5)
+    batch(archive, NARROW, Cover("prices", 1, 6, 1))
+    assert not archive.lake.ids() and not archive._running
+
+
+def test_what_was_read_of_a_stream_before_it_was_deleted_is_kept(tmp_path: Path) -> None:
+    archive, _ = archive_of(Lake(tmp_path))
+    batch(archive, NARROW, Cover("prices", 1, 6, 1))
+    assert archive.lake.snapshot().end("prices") == 6 and archive._running
+
+
+def test_a_batch_that_does_not_begin_where_the_lake_ends_is_refused(tmp_path: Path) -> None:
+    archive, _ = archive_of(Lake(tmp_path), NARROW)
+    for covers in ([Cover("prices", 3, 6, 3)], [Cover("prices", 1, 4, 1), Cover("prices", 6, 9, 6)]):
+        with pytest.raises(BadInput, match="the lake ends at"):
+            batch(archive, NARROW, *covers)
+    batch(archive, NARROW, Cover("prices", 4, 9, 4), Cover("prices", 1, 4, 1))
+    assert archive.lake.snapshot().end("prices") == 9
+
+
+class Queries:
+    """Stands for what Spark does in each start of an archive: nothing, a failure, or a commit and then a failure."""
+
+    def __init__(self, archive: Archive, monkeypatch: pytest.MonkeyPatch, *outcomes: str) -> None:
+        self.archive = archive
+        self.outcomes = iter(outcomes)
+        monkeypatch.setattr(archive, "hold", lambda: {})
+        monkeypatch.setattr(archive, "_start", self.start)
+
+    def start(self, *_: Any) -> list[Any]:
+        outcome = next(self.outcomes)
+        query = MagicMock(isActive=False)
+        query.exception.return_value = outcome if "fails" in outcome else None
+        self.archive.batches += "commits" in outcome
+        self.archive._running = set() if "altered" in outcome else {"job"}
+        return [query]
+
+    @property
+    def rest(self) -> list[str]:
+        return list(self.outcomes)
+
+
+def test_a_run_that_ends_begins_anew_as_often_as_streams_are_altered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, _ = archive_of(Lake(tmp_path))
+    queries = Queries(archive, monkeypatch, *["altered", "altered, fails"] * 3, "fails", "good", "more")
+    archive.once()
+    assert queries.rest == ["more"]
+
+
+def test_an_archive_that_keeps_running_takes_failures_but_not_too_many_in_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, _ = archive_of(Lake(tmp_path))
+    outcomes = ["fails", "fails", "commits and fails", "fails", "fails for good", "more"]
+    queries = Queries(archive, monkeypatch, *outcomes)
+    with pytest.raises(ArchiveFailed, match="for good"):
+        archive.run(lambda: False, interval=60.0)
+    assert queries.rest == ["more"]
+
+
+def test_no_two_queries_of_an_archive_have_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidings.spark.archive.BEGINNING", 0.0)
+    archive, _ = archive_of(Lake(tmp_path), NARROW)
+    archive._running.clear()
+    source = archive.sources["r0"]
+    source.look()
+    source.leases["prices"] = MagicMock(asof=1)
+    for _ in range(2):
+        archive._start({}, {})  # a retry, although nothing was committed
+    assert len(archive._running) == 2
+
+
+def test_the_lake_of_another_cluster_is_refused(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidings.spark.archive.SETTLING", 0.5)
+    with cluster.connect() as t:
+        t.create_stream("strange")
+        fill(t, "strange", 14)
+    for folder, end, why in (("other", 11, "event 10 of 'strange' .* another cluster"), ("longer", 21, "ends at 15")):
+        lake = Lake(tmp_path / folder)
+        append(lake, StreamDef("strange", "r0"), range(1, end))
+        with pytest.raises(BadInput, match=why), Archive(MagicMock(), lake, cluster.servers):
+            pass
 
 
 def test_an_archive_takes_everything_once_over_several_runs(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from spark.lakes import NOON, append, lake_in, rows_for
@@ -14,7 +15,7 @@ from tidings.core.hashing import hash_sum, row_hashes
 from tidings.core.ids import NEVER
 from tidings.protocols.catalog import StreamDef
 from tidings.protocols.receipts import NAMES, ReceiptSettings, definition
-from tidings.spark.audit import audit_lake
+from tidings.spark.audit import _TOLD, ROWS, audit_lake, facts_of, judged
 from tidings.spark.lake import Lake
 
 PRICES = StreamDef("prices", "r0", "by-key", attrs="price double")
@@ -118,6 +119,17 @@ def test_everything_that_is_planted_is_found_and_named(spark: Any, lake: Lake) -
         assert each["stream"] == "prices" and each["region"] == "r0" and each["hi"] < NEVER
     assert by == {name: faults for name, (_, faults) in PLANTED.items()}
     assert (found["proved"], found["violated"], found["unverifiable"]) == (3, len(PLANTED), 0)
+
+
+def test_a_receipt_for_a_stream_whose_rows_have_not_come_yet_accuses_nobody(tmp_path: Path) -> None:
+    lake = lake_in(tmp_path)
+    append(lake, PRICES, range(1, 4), ends={"prices": 4, "later": 50})
+    said = {"subscriber": "desk", "incarnation": 1, "n": 1, "stream": "later", "lo": 1, "hi": 11, "asof": 1, "lens": ""}
+    said |= {"rows": 10, "hash_sum": 5, "time": 1.0, "region": "r0"}
+    told = pa.Table.from_pylist([said], schema=_TOLD)
+    (found,) = judged("later", ROWS.empty_table(), told, facts_of(lake.snapshot())["later"], whole=True).to_pylist()
+    assert (found["invariant"], found["verdict"], found["unverifiable"]) == (None, "unverifiable", 10)
+    assert facts_of(lake.snapshot(), {"newest": 7})["newest"].end == 7
 
 
 def test_a_compacted_lake_proves_what_it_can_and_accuses_nobody(spark: Any, lake: Lake) -> None:

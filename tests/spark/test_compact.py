@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from spark.lakes import append, lake_in
+import pytest
+
+from spark.lakes import append, lake_in, rows_for
+from tidings.core.errors import BadInput
 from tidings.core.gc import GcPolicy
 from tidings.core.history import History
 from tidings.protocols.catalog import StreamDef
+from tidings.spark import compact as compaction
 from tidings.spark.compact import compact
-from tidings.spark.lake import Lake
+from tidings.spark.lake import Commit, Cover, Lake
 
 KEYED = StreamDef("keyed", "r0", "by-key", attrs="loc string")
 FREE = StreamDef("free", "r0", "none", attrs="loc string")
@@ -58,3 +62,27 @@ def test_what_every_kind_of_collector_leaves(spark: Any, tmp_path: Path) -> None
     assert seqs(lake, "keyed", told["oldest"]) == list(range(1, 19))  # time travel
     again = compact(spark, lake, keep=1)
     assert again["streams"] == 0 and again["files_removed"] == 3 and lake.ids() == [told["snapshot"]]
+
+
+def test_of_two_compactions_at_once_the_second_is_refused_and_the_lake_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = lake_in(tmp_path)
+    append(lake, FREE, range(1, 4))
+    append(lake, FREE, range(4, 8))
+    names = iter(["slow", "fast"])
+
+    def rewrite(spark: Any, lake: Lake, snapshot: Any, stream: str) -> Commit:
+        name = next(names)
+        if name == "slow":  # while it works another one begins and ends
+            compact(spark, lake, keep=5)
+        files = tuple(lake.write(rows_for(FREE, range(1, 8)), name))
+        return Commit(
+            kind="compact", at=0.0, add=files, remove=tuple(snapshot.files), coverage=(Cover("free", 1, 8, 8),)
+        )
+
+    monkeypatch.setattr(compaction, "compact_stream", rewrite)
+    with pytest.raises(BadInput, match="one compaction at a time"):
+        compact(None, lake, keep=5)  # type: ignore[arg-type]
+    assert [file.path.rpartition("/")[2] for file in lake.snapshot().of("free")] == ["fast.parquet"]
+    assert seqs(lake, "free") == list(range(1, 8))

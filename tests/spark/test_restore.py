@@ -11,6 +11,7 @@ from spark.lakes import append, lake_in
 from tidings.client.connection import connect
 from tidings.core.errors import BadInput
 from tidings.protocols.catalog import StreamDef
+from tidings.protocols.receipts import ReceiptSettings, definition
 from tidings.server import plan as plans
 from tidings.server.layout import Layout
 from tidings.server.local import LocalCluster
@@ -31,6 +32,7 @@ def test_a_new_cluster_begins_with_what_is_in_the_lake(tmp_path: Path) -> None:
     append(lake, PRICES, [6, 7, 8, 9], cover=(1, 10, 10), loc=["NY"] * 4)
     append(lake, PRICES, range(10, 14), loc=["LA"] * 4)
     append(lake, PLAIN, range(1, 5), ends={"plain": 7})  # 5 and 6 were given out, and never read
+    append(lake, definition("r0", ReceiptSettings()), range(1, 9))
     files = layout(tmp_path)
     told = restore(lake.root, files)
     assert told["streams"] == {"prices": 14, "plain": 7} and told["lost"] == {"plain": 2}
@@ -44,6 +46,8 @@ def test_a_new_cluster_begins_with_what_is_in_the_lake(tmp_path: Path) -> None:
                 assert {event.attrs["loc"] for event in found[1:]} == {"LA"}
                 assert (await t.publish("plain", payload=b"new")).seq == 7
                 assert (await t.publish("prices", key=b"4", payload=b"new")).seq == 14
+                told = await t.describe("r0")
+                assert told.states["_receipts/r0"].horizon == 9, "receipts go on behind those in the lake"
             await cluster.kill("r1/head")
             async with connect(cluster.url("r0"), timeout=30.0) as t:
                 async with t.subscribe("plain", start="earliest") as sub, asyncio.timeout(20):

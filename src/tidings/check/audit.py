@@ -5,8 +5,8 @@ each stream *ends* as its owner knows it: a receipt beyond that is for something
 beyond what the published table has got to cannot be judged yet. What it adds to the invariants is what is not known:
 
 - copies of one receipt say one thing: they count once;
-- receipts are numbered without holes within an incarnation, so a missing number is a receipt that was not kept. What
-  lies there is unverifiable, and not a gap in delivery;
+- receipts are numbered without holes, from 1 on, within an incarnation, so a missing number is a receipt that was not
+  kept, or was collected before anybody has read it. What lies there is unverifiable, and not a gap in delivery;
 - numbers that their owner has declared lost are counted: whoever was to be handed one of them is not proved;
 - a receipt that depends on numbers of which nothing is known (``gone``), on a filter that cannot be evaluated, or on
   what is not in the table yet, is unverifiable.
@@ -72,13 +72,16 @@ class Findings:
     violations: list[Violation]
 
 
-def audit(trace: Trace, ends: Mapping[StreamId, int]) -> Findings:
-    """Judge all receipts of a trace; ``ends``: the first number that each stream's owner had not given out yet."""
+def audit(trace: Trace, ends: Mapping[StreamId, int], *, whole: bool = True) -> Findings:
+    """Judge all receipts of a trace; ``ends``: the first number that each stream's owner had not given out yet.
+
+    Not ``whole``: earlier receipts were judged before, so that the first one here need not be the first.
+    """
     receipts = distinct(trace.delivered)
     early = _early(trace.published, receipts, ends)
     here = replace(trace, delivered=receipts.filter(pa.array(~early)))
-    whole = replace(trace, delivered=receipts)
-    found = [*integrity(here), *finality(here), *missing(here), *no_duplication(whole), *order(whole)]
+    everything = replace(trace, delivered=receipts)
+    found = [*integrity(here), *finality(here), *missing(here), *no_duplication(everything), *order(everything)]
     found += gaps(_cut_at_unkept(receipts))
     unsure = [receipts.filter(pa.array(early))]
     lost = Counter[tuple[str, str]]()
@@ -86,7 +89,8 @@ def audit(trace: Trace, ends: Mapping[StreamId, int]) -> Findings:
         unsure.append(seen.filter(pa.array(~comparable)))
         for at in np.flatnonzero(expected.lost).tolist():
             lost[seen["subscriber"][at].as_py(), seen["stream"][at].as_py()] += int(expected.lost[at])
-    return Findings(_pairs(receipts, pa.concat_tables(unsure), lost, found), found)
+    unkept = _unkept(receipts, whole)
+    return Findings(_pairs(receipts, pa.concat_tables(unsure), lost, found, unkept), found)
 
 
 def distinct(receipts: pa.Table) -> pa.Table:
@@ -125,11 +129,18 @@ def _in_order(receipts: pa.Table) -> tuple[Ints, Mask, Mask]:
     return by, new, hole
 
 
-def _pairs(receipts: pa.Table, unsure: pa.Table, lost: Counter[tuple[str, str]], found: list[Violation]) -> list[Pair]:
-    numbers = pc.subtract(receipts["hi"], receipts["lo"])
-    by, _, hole = _in_order(receipts)
+def _unkept(receipts: pa.Table, whole: bool) -> Ints:
+    """For every receipt 1 if some before it are missing."""
+    by, new, hole = _in_order(receipts)
     unkept = np.zeros(len(by), np.int64)
-    unkept[by] = hole
+    unkept[by] = hole | (new & (ints(receipts, "n")[by] > 1)) if whole else hole
+    return unkept
+
+
+def _pairs(
+    receipts: pa.Table, unsure: pa.Table, lost: Counter[tuple[str, str]], found: list[Violation], unkept: Ints
+) -> list[Pair]:
+    numbers = pc.subtract(receipts["hi"], receipts["lo"])
     told = receipts.append_column("events", numbers).append_column("unkept", pa.array(unkept))
     wanted = [("n", "count"), ("lo", "min"), ("hi", "max"), ("events", "sum"), ("rows", "sum"), ("unkept", "sum")]
     summed = told.group_by(["subscriber", "stream"], use_threads=False).aggregate(wanted).to_pylist()

@@ -651,7 +651,7 @@ class Connection:
         return found
 
     def _unknown(self, stream: StreamId) -> UnknownStream:
-        near = get_close_matches(stream, sorted(self._machine.streams), n=1)
+        near = get_close_matches(stream, sorted({*self._machine.streams} - {stream}), n=1)
         hint = f", did you mean {near[0]!r}?" if near else "; create it, or look again with streams()"
         return UnknownStream(f"stream {stream!r} is unknown in region {self.region}{hint}", stream)
 

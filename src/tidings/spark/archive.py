@@ -10,6 +10,9 @@ cover, cut where the lake already ends. A batch that is run again, or a job that
 where the lake ends, whatever Spark's checkpoint says), adds nothing twice; files of a batch that was not committed are
 never read.
 
+A stream that is altered while it is read is not committed as it was: a batch whose streams are not defined any more as
+its query knows them is dropped with all that come after it, and the job begins anew, from where the lake ends.
+
 A commit says where all streams ended at their owners, asked after its rows were read: whatever the receipts among them
 are about lies below. An archive that runs once takes receipts only up to where they ended before it
 asked for anything else, so that all they are about is in the same lake.
@@ -25,7 +28,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -35,13 +38,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidings import sync
-from tidings.client.errors import LeaseExpired
+from tidings.client.errors import AsofGone, LeaseExpired
 from tidings.client.events import LOST
 from tidings.core.errors import BadInput, TidingsError
 from tidings.core.ids import FIRST, RegionId, StreamId, is_internal
+from tidings.core.rows import ArrowRows, Rows
 from tidings.protocols.catalog import StreamDef
 from tidings.spark.columns import COVERAGE, attributes_of
-from tidings.spark.lake import Commit, Cover, File, Lake, Snapshot, clipped, covers_of, hashed, schema_of
+from tidings.spark.lake import Commit, Cover, File, Lake, Snapshot, clipped, covers_of, hashed, rows_of, schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +56,8 @@ ATTEMPT = 120.0  # seconds that a reader's own lease does; ours: its job begins 
 BATCH = 1_000_000  # numbers in a batch; ours: tens of seconds of work on two cores
 INTERVAL = 10.0  # seconds between batches of a job that keeps running
 BEGINNING = 15.0  # seconds that the start of a query is waited for; ours: a little more than Spark waits
-TRIES = 3  # of a run that ends; ours: a worker that did not start in time is no reason to give up
+TRIES = 3  # failures without a commit between them; ours: a worker that did not start in time is no reason to give up
+SETTLING = 5.0  # seconds that a stream may end before the lake does; ours: who answers may be behind for a moment
 LOOK = 1.0  # seconds between looks at what the queries do
 TIMEOUT = 30.0  # seconds for an answer of the cluster
 
@@ -88,6 +93,48 @@ class Source:
         self.streams = {each.name: each for each in told.streams if each.region == self.region and not each.counted}
         return {name: told.states[name].horizon if name in told.states else FIRST for name in self.streams}
 
+    def meet(self, lake: Lake, reached: Mapping[StreamId, int]) -> dict[StreamId, int]:
+        """Learn the same; raises `BadInput` if the lake is ahead of the streams, and so another cluster's."""
+        deadline = time.monotonic() + SETTLING
+        while True:
+            ends = self.look()
+            ahead = [stream for stream, end in ends.items() if end < reached.get(stream, FIRST)]
+            if not ahead:
+                return ends
+            if time.monotonic() > deadline:
+                raise BadInput(
+                    f"{lake.root} has {ahead[0]!r} up to {reached[ahead[0]]}, in region {self.region} it ends at "
+                    f"{ends[ahead[0]]}: this is the lake of another cluster, take another directory"
+                )
+            time.sleep(LOOK / 10)
+
+    def recognize(self, lake: Lake, snapshot: Snapshot) -> None:
+        """Raise `BadInput` if the last event that the lake has of a stream is not the one that is here."""
+        ends = self.meet(lake, {stream: snapshot.end(stream) for stream in snapshot.streams})
+        for stream in self.streams:
+            end = snapshot.end(stream)
+            for table in lake.read(stream, end - 1, end, snapshot):
+                here = self._event(stream, end - 1, ends[stream]) if table.num_rows else None
+                if here is not None and _identity(here) != _identity(rows_of(table)):
+                    raise BadInput(
+                        f"event {end - 1} of {stream!r} is another one in {lake.root} than in region {self.region}: "
+                        "this is the lake of another cluster, take another directory"
+                    )
+
+    def _event(self, stream: StreamId, seq: int, end: int) -> Rows | None:
+        """One event, if it is there: as it was published if that is kept, else as of now."""
+        for asof in (seq + 1, end):
+            try:
+                with self.connection.read(stream, seq, seq + 1, asof=asof) as reading:
+                    while spans := reading.take(TIMEOUT):
+                        for each in spans:
+                            if each.count:
+                                return each.span.rows
+                return None
+            except AsofGone:
+                continue
+        return None
+
     def hold(self, lake: Lake, ends: Mapping[StreamId, int], seconds: float) -> None:
         """Have a lease on every stream, from where the lake ends if that is still kept."""
         for stream in self.streams:
@@ -115,6 +162,12 @@ class Source:
         """Let the leases be, for whoever continues."""
         for lease in self.leases.values():
             lease.leave()
+
+
+def _identity(rows: Rows) -> tuple[str, int, int]:
+    """Of one event: who published it, and what it says."""
+    assert isinstance(rows, ArrowRows)
+    return rows.origins[0].publisher, rows.origins[0].session, int(rows.content[0])
 
 
 def regions_of(connection: sync.Connection) -> dict[RegionId, str]:
@@ -146,7 +199,6 @@ class Archive:
         self.token = token
         self.lease = lease
         self.tries = tries
-        self.job = secrets.token_hex(4)
         self.sources: dict[RegionId, Source] = {}
         self.batches = 0
         self._writing = threading.Lock()
@@ -159,6 +211,9 @@ class Archive:
             first = self._connect(self.servers)
             for region, servers in regions_of(first).items():
                 self.sources[region] = Source(region, servers, self._connect(servers))
+            snapshot = self.lake.snapshot()
+            for source in self.sources.values():
+                source.recognize(self.lake, snapshot)
             self.hold()
         except BaseException:
             self._open.close()
@@ -182,7 +237,7 @@ class Archive:
         reached = {stream: snapshot.end(stream) for stream in snapshot.streams}
         ends: dict[StreamId, int] = {}
         for source in self.sources.values():
-            ends |= source.look()
+            ends |= source.meet(self.lake, reached)
             source.hold(self.lake, reached, self.lease)
         return ends
 
@@ -190,77 +245,100 @@ class Archive:
 
     def once(self) -> Snapshot:
         """Bring the lake up to where the streams end now; what fails is tried again, from what is committed."""
-        for attempt in range(1, self.tries + 1):
+        patience = Patience(self)
+        while True:
             ends = self.hold()
             ceilings = {stream: end for stream, end in ends.items() if is_internal(stream)}
-            try:
+            with patience:
                 queries = self._start(ceilings, {"availableNow": True})
-                self._follow(queries, functools.partial(_ended, queries))
-                break
-            except ArchiveFailed as error:
-                if attempt == self.tries:
-                    raise
-                log.warning("%s; trying again", error)
-        return self._finished()
+                if self._follow(queries, functools.partial(_ended, queries)):
+                    return self._finished()
 
     def run(self, until: Callable[[], bool], interval: float = INTERVAL) -> Snapshot:
-        """Keep the lake up to date; streams that are created or altered meanwhile are taken in."""
+        """Keep the lake up to date; streams that are created, altered or deleted meanwhile are no reason to end."""
+        patience = Patience(self)
         while not until():
             self.hold()
             streams = self._streams()
-            queries = self._start({}, {"processingTime": f"{interval} seconds"})
-            looked = [time.monotonic()]
+            with patience:
+                queries = self._start({}, {"processingTime": f"{interval} seconds"})
+                looked = [time.monotonic()]
 
-            def over(streams: Any = streams, looked: list[float] = looked) -> bool:
-                if time.monotonic() - looked[0] > interval:
-                    looked[0] = time.monotonic()
-                    self.hold()
-                return until() or self._streams() != streams
+                def over(streams: Any = streams, looked: list[float] = looked) -> bool:
+                    if time.monotonic() - looked[0] > interval:
+                        looked[0] = time.monotonic()
+                        self.hold()
+                    return until() or self._streams() != streams
 
-            self._follow(queries, over)
+                self._follow(queries, over)
         return self._finished()
 
     def _streams(self) -> dict[StreamId, StreamDef]:
         return {name: each for source in self.sources.values() for name, each in source.streams.items()}
 
     def _start(self, ceilings: Mapping[StreamId, int], trigger: Mapping[str, Any]) -> list[StreamingQuery]:
+        from pyspark.errors import PySparkException
+
         shutil.rmtree(self.lake.checkpoints, ignore_errors=True)
         snapshot = self.lake.snapshot()
-        queries = []
-        for source in self.sources.values():
-            for at, group in enumerate(compatible(source.streams.values())):
-                name = f"{self.job}-{source.region}-{at}-{snapshot.id}"
-                options = {
-                    "servers": source.servers,
-                    "token": self.token,
-                    "subscribe": ",".join([each.name for each in group]),
-                    "startingOffsets": json.dumps({each.name: snapshot.end(each.name) for each in group}),
-                    "maxOffsetsPerTrigger": str(BATCH),
-                    "leaseSeconds": str(ATTEMPT),
-                    "archive": json.dumps({each.name: source.leases[each.name].asof for each in group}),
-                }
-                rows = self.spark.readStream.format("tidings").options(**options).load()
+        groups = [  # all of them now: the first batches look again
+            (source, at, group)
+            for source in self.sources.values()
+            for at, group in enumerate(compatible(source.streams.values()))
+        ]
+        queries: list[StreamingQuery] = []
+        for source, at, group in groups:
+            name = f"{source.region}-{at}-{secrets.token_hex(8)}"  # never again: a batch may outlive its query
+            try:
+                rows = self._read(source, group, snapshot)
                 self._running.add(name)
                 write = functools.partial(self._write, name, {each.name: each for each in group}, ceilings)
                 to = rows.writeStream.foreachBatch(write).option(
                     "checkpointLocation", str(self.lake.checkpoints / name)
                 )
                 queries.append(to.queryName(name).trigger(**trigger).start())
-                _await_beginning(queries[-1])
+            except PySparkException as error:
+                self._stop(queries)
+                raise ArchiveFailed(f"the archive of {name} has not begun: {_last_line(str(error))}") from error
+            _await_beginning(queries[-1])
         return queries
 
-    def _follow(self, queries: list[StreamingQuery], over: Callable[[], bool]) -> None:
+    def _read(self, source: Source, group: list[StreamDef], snapshot: Snapshot) -> DataFrame:
+        options = {
+            "servers": source.servers,
+            "token": self.token,
+            "subscribe": ",".join([each.name for each in group]),
+            "startingOffsets": json.dumps({each.name: snapshot.end(each.name) for each in group}),
+            "maxOffsetsPerTrigger": str(BATCH),
+            "leaseSeconds": str(ATTEMPT),
+            "archive": json.dumps({each.name: source.leases[each.name].asof for each in group}),
+        }
+        return self.spark.readStream.format("tidings").options(**options).load()
+
+    def _follow(self, queries: list[StreamingQuery], over: Callable[[], bool]) -> bool:
+        """Let queries run; False if they have to begin anew, since a stream was altered."""
         try:
-            while not over() and not any([query.exception() for query in queries]):
+            while not (over() or self._dropped(queries) or any([query.exception() for query in queries])):
                 time.sleep(LOOK / 10 if self.batches == 0 else LOOK)
         finally:
-            for query in queries:
-                query.stop()
-            with self._writing:
-                self._running.clear()
+            dropped = self._stop(queries)
         for query in queries:
-            if error := query.exception():
+            if (error := query.exception()) and not dropped:  # else it was stopped in the middle of something
                 raise ArchiveFailed(f"the archive of {query.name} has failed: {_last_line(str(error))}")
+        return not dropped
+
+    def _stop(self, queries: list[StreamingQuery]) -> bool:
+        """None of their batches counts from now on; whether one was dropped before."""
+        for query in queries:
+            query.stop()
+        with self._writing:
+            dropped = self._dropped(queries)
+            self._running.clear()
+        return dropped
+
+    def _dropped(self, queries: list[StreamingQuery]) -> bool:
+        """Whether a batch has found that its query does not know its streams any more."""
+        return len(self._running) < len(queries)
 
     def _finished(self) -> Snapshot:
         shutil.rmtree(self.lake.checkpoints, ignore_errors=True)
@@ -290,8 +368,6 @@ class Archive:
         batch: int,
     ) -> None:
         snapshot = self.lake.snapshot()
-        if snapshot.batches.get(job, -1) >= batch:
-            return
         reached = {stream: snapshot.end(stream) for stream in definitions}
         write = functools.partial(
             write_part, str(self.lake.root), f"{job}-{batch:06d}", dict(definitions), reached, dict(ceilings)
@@ -300,6 +376,10 @@ class Archive:
         files = [msgspec.json.decode(it, type=File) for what, it in told if what == "file"]
         covers = [msgspec.json.decode(it, type=Cover) for what, it in told if what == "cover"]
         ends = {name: end for source in self.sources.values() for name, end in source.look().items()}
+        if changed := outdated(definitions, covers, self._streams(), ends):
+            log.info("%s was altered while it was read: beginning anew", changed[0])
+            self._running.discard(job)
+            return
 
         def make(now: Snapshot) -> Commit | None:
             if not covers:
@@ -307,6 +387,7 @@ class Archive:
             moved = [stream for stream, end in reached.items() if now.end(stream) != end]
             if moved:
                 raise BadInput(f"somebody else archives {moved[0]!r} into {self.lake.root}: one job at a time")
+            check_seam(covers, reached)
             return Commit(
                 kind="append",
                 at=time.time(),
@@ -319,9 +400,30 @@ class Archive:
             )
 
         after = self.lake.commit(make)
-        self.batches += 1
+        self.batches += bool(covers)
         for source in self.sources.values():
-            source.move({stream: after.end(stream) for stream in definitions})
+            source.move({stream: after.end(stream) for stream in definitions if stream in source.streams})
+
+
+class Patience:
+    """Takes failures of the archive, but no more in a row without a commit between them than its number of tries."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._failures = 0
+
+    def __enter__(self) -> None:
+        self._batches = self._archive.batches
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if self._archive.batches > self._batches:
+            self._failures = 0
+        if not isinstance(error, ArchiveFailed):
+            return False
+        self._failures += 1
+        if self._failures < self._archive.tries:
+            log.warning("%s; trying again", error)
+        return self._failures < self._archive.tries
 
 
 def _await_beginning(query: StreamingQuery) -> None:
@@ -333,6 +435,35 @@ def _await_beginning(query: StreamingQuery) -> None:
 
 def _ended(queries: list[StreamingQuery]) -> bool:
     return not any([query.isActive for query in queries])
+
+
+def outdated(
+    definitions: Mapping[StreamId, StreamDef],
+    covers: Sequence[Cover],
+    streams: Mapping[StreamId, StreamDef],
+    ends: Mapping[StreamId, int],
+) -> list[StreamId]:
+    """Streams whose rows may have been published under another definition than the one they were read with.
+
+    ``streams`` and ``ends`` are what their owners said afterwards. In an owner's log rows come behind their definition:
+    whoever knows all of these rows knows what they were published under, whoever does not may not. Of a stream that is
+    deleted by then what was read is all that there will be.
+    """
+    there = [cover for cover in covers if cover.stream in streams]
+    return [
+        cover.stream
+        for cover in there
+        if streams[cover.stream] != definitions[cover.stream] or ends[cover.stream] < cover.hi
+    ]
+
+
+def check_seam(covers: Sequence[Cover], reached: Mapping[StreamId, int]) -> None:
+    """Raise `BadInput` unless coverage goes on where the lake ends, without a hole."""
+    at = dict(reached)
+    for cover in sorted(covers, key=lambda each: (each.stream, each.lo)):
+        if cover.lo != at[cover.stream]:
+            raise BadInput(f"{cover.stream!r}: a batch begins at {cover.lo} and the lake ends at {at[cover.stream]}")
+        at[cover.stream] = cover.hi
 
 
 def compatible(streams: Iterable[StreamDef]) -> list[list[StreamDef]]:

@@ -84,15 +84,15 @@ class Facts(msgspec.Struct, frozen=True):
 # --- judging a stream, in a task ---------------------------------------------------------------------------
 
 
-def judged(stream: StreamId, rows: pa.Table, receipts: pa.Table, facts: Facts) -> pa.Table:
-    """The evidence of one stream, from its rows (`published_rows`) and its receipts (`TOLD`)."""
+def judged(stream: StreamId, rows: pa.Table, receipts: pa.Table, facts: Facts, *, whole: bool = False) -> pa.Table:
+    """The evidence of one stream, from its rows (`published_rows`) and receipts (`TOLD`); ``whole``: all of them."""
     trace = Trace(
         with_gone(stream, rows, facts.covers),
         receipts.select(DELIVERED.names).cast(DELIVERED),
         policies={stream: facts.gc},
         attributes={stream: facts.attrs},
     )
-    return table_of(stream, audit(trace, {stream: facts.end}), receipts, rows)
+    return table_of(stream, audit(trace, {stream: facts.end}, whole=whole), receipts, rows)
 
 
 def with_gone(stream: StreamId, rows: pa.Table, covers: Sequence[Cover]) -> pa.Table:
@@ -197,9 +197,9 @@ def attributes_of(rows: pa.Table, attrs: str) -> pa.Array:
 
 
 def facts_of(snapshot: Snapshot, ends: Mapping[StreamId, int] | None = None) -> dict[StreamId, Facts]:
-    """What the lake knows of its streams; ``ends``: what their owners say now."""
+    """What the lake knows of its streams, of new ones only where they end; ``ends``: what their owners say now."""
     out = {}
-    for stream in snapshot.streams:
+    for stream in sorted({*snapshot.streams, *snapshot.ends, *(ends or {})}):
         if not is_internal(stream):
             definition = snapshot.definitions.get(stream, StreamDef(stream, ""))
             end = max(snapshot.ends.get(stream, 0), snapshot.end(stream), (ends or {}).get(stream, 0))
@@ -248,7 +248,7 @@ def evidence(
 
     def judge(key: tuple[Any, ...], left: pa.Table, right: pa.Table) -> pa.Table:
         stream = key[0].as_py()
-        return judged(stream, left.cast(ROWS), right, facts.get(stream, Facts()))
+        return judged(stream, left.cast(ROWS), right, facts.get(stream, Facts()), whole=True)
 
     rows, told = events(spark, lake, snapshot), receipts(spark, lake, snapshot)
     return rows.groupBy("stream").cogroup(told.groupBy("stream")).applyInArrow(judge, SPARK_EVIDENCE)

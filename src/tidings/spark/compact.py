@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
+from tidings.core.errors import BadInput
 from tidings.core.gc import GcPolicy
 from tidings.core.ids import FIRST, StreamId, is_internal
 from tidings.core.predicates import Predicate
@@ -42,7 +43,7 @@ def compact(spark: SparkSession, lake: Lake, keep: int) -> dict[str, Any]:
     ]
     done = [each for each in compacted if each is not None]
     if done:
-        lake.commit(lambda _: _together(done))
+        lake.commit(functools.partial(_together, done))
     removed = lake.expire(keep)
     after = lake.snapshot()
     return {
@@ -56,12 +57,17 @@ def compact(spark: SparkSession, lake: Lake, keep: int) -> dict[str, Any]:
     }
 
 
-def _together(commits: list[Commit]) -> Commit:
+def _together(commits: list[Commit], now: Snapshot) -> Commit:
+    """One commit for all streams; raises `BadInput` if a file that it replaces was replaced meanwhile."""
+    remove = tuple([path for each in commits for path in each.remove])
+    replaced = [path for path in remove if path not in now.files]
+    if replaced:
+        raise BadInput(f"somebody else compacts this lake, {replaced[0]} is replaced already: one compaction at a time")
     return Commit(
         kind="compact",
         at=time.time(),
         add=tuple([file for each in commits for file in each.add]),
-        remove=tuple([path for each in commits for path in each.remove]),
+        remove=remove,
         coverage=tuple([cover for each in commits for cover in each.coverage]),
     )
 

@@ -105,7 +105,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     format: int = FORMAT
     job: str = ""  # whose
-    batch: int = 0  # and its how manieth: the same one is committed once
+    batch: int = 0  # and its how manieth
     add: tuple[File, ...] = ()
     remove: tuple[str, ...] = ()
     coverage: tuple[Cover, ...] = ()
@@ -122,7 +122,6 @@ class Snapshot:
     coverage: dict[StreamId, list[Cover]] = field(default_factory=dict)
     definitions: dict[StreamId, StreamDef] = field(default_factory=dict)
     ends: dict[StreamId, int] = field(default_factory=dict)
-    batches: dict[str, int] = field(default_factory=dict)  # the newest batch of each job
     format: int = FORMAT
 
     def apply(self, commit: Commit) -> None:
@@ -138,8 +137,6 @@ class Snapshot:
             self.coverage[cover.stream] = covered([*self.coverage.get(cover.stream, []), cover])
         self.definitions |= {each.name: each for each in commit.definitions}
         self.ends |= {name: max(end, self.ends.get(name, FIRST)) for name, end in commit.ends.items()}
-        if commit.job:
-            self.batches[commit.job] = commit.batch
 
     @property
     def streams(self) -> list[StreamId]:

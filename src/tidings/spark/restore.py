@@ -4,7 +4,11 @@ What was published and had not reached the lake is lost. Of numbers that the own
 lake knows; they are not given out again but declared lost (decision 0011), and the result says how many there are of
 each stream. Whoever knows of more, a subscriber's last number say, declares those: `tidings stream declare-lost`.
 Publishers connect anew: what a session had accepted after the last archived event nobody knows, so none is continued; a
-client that was in the middle of one is told so and does not guess. Durable subscriptions begin anew as well.
+client that was in the middle of one is told so and does not guess. Durable subscriptions begin anew as well, and so do
+sinks: a batch of a writer that was committed before is not known to be.
+
+Receipts stay in the lake: the new cluster takes theirs to be collected and numbers on behind them, so that it can be
+archived into the same lake.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from tidings.core.ids import FIRST, RegionId, is_internal
+from tidings.core.rows import NO_ROWS
 from tidings.core.span import Span
+from tidings.protocols.receipts import receipts_of
 from tidings.server import plan as plans
 from tidings.server.founding import found
 from tidings.server.layout import Layout
@@ -36,6 +42,9 @@ def restore(directory: str | Path, files: Layout) -> dict[str, Any]:
                 at = snapshot.end(each.name)
                 if lost[each.name]:
                     yield Span.declared_lost(each.name, at, at + lost[each.name])
+        told = receipts_of(region)
+        if snapshot.end(told) > FIRST:
+            yield Span(told, FIRST, snapshot.end(told), snapshot.end(told), NO_ROWS)
 
     plan = plans.load(files.plan)
     found(files, plan, definitions, contents, time.time())
