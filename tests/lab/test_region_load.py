@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidings.lab import region_load
-from tidings.lab.region_load import LOADS, PRODUCT, READINGS
+from tidings.lab.region_load import LOADS, NO_PROBE, PRODUCT, READINGS
 
 
 def test_a_small_region_carries_the_load_and_says_how_long_it_takes() -> None:
@@ -33,7 +33,7 @@ def test_the_grids_are_the_papers() -> None:
     assert own.protocol.proxy_fanout == 1 and own.protocol.fanout == 5
 
 
-def setting(fanout: int, shuffle: float, share: float, latency: float, reading: str = PRODUCT) -> dict[str, Any]:
+def setting(fanout: int, shuffle: float, share: float, latency: float | None, reading: str = PRODUCT) -> dict[str, Any]:
     return {
         "reading": reading,
         "fanout": fanout,
@@ -70,3 +70,14 @@ def test_latency_counts_below_saturation_only() -> None:
     assert region_load._overload(loads).holds
     loads[1]["latency"] = 0.35
     assert not region_load._below(loads, "quick").holds
+
+
+@pytest.mark.parametrize(
+    ("without", "holds", "why"),
+    [((0.97, 0.4), True, "probe repairs"), ((1.0, 0.16), False, "Not even"), ((1.0, None), True, "probe repairs")],
+)
+def test_a_small_fanout_is_judged_without_the_probe(without: tuple[float, float | None], holds: bool, why: str) -> None:
+    rows = [setting(2, 0.03, 1.0, 0.14), setting(2, 0.3, 1.0, 0.16), setting(2, 0.03, 1.0, 0.15, NO_PROBE)]
+    rows.append(setting(2, 0.3, *without, NO_PROBE))
+    claim = region_load._small(rows, "quick")
+    assert claim.holds is holds and why in claim.why

@@ -307,6 +307,7 @@ def _proxy_settings(scenario: Scenario, chain: ChainSettings, publish: PublishSe
             proxy_fanout=plan.proxy_fanout,
             proxy_shuffle=plan.proxy_shuffle,
             fallback=plan.fallback,
+            probe=plan.probe,
             recv_rows=recv,
             held_rows=recv,
         ),

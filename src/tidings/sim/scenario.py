@@ -211,6 +211,7 @@ class Protocol(Table, frozen=True):
     proxy_fanout: Some = 4  # as the clients', but a setting of its own: the proxy's uplink is the bottleneck
     proxy_shuffle: Duration = 0.03
     fallback: Duration = 0.1  # A1.34: ask the proxy for what a peer has not sent in this time
+    probe: Seconds = 0.03  # a client that has heard no news for so long asks a neighbour (decision 0005); 0: never
     recv_seconds: Duration = 0.5  # A1.33: bound of Recv, as seconds of each stream's load
     recv_rows: Some | None = None  # overrules recv_seconds
     batch_window: Seconds = 0.005  # a proxy gathers events this long before it hands them on
