@@ -75,18 +75,42 @@ class Findings:
 def audit(trace: Trace, ends: Mapping[StreamId, int]) -> Findings:
     """Judge all receipts of a trace; ``ends``: the first number that each stream's owner had not given out yet."""
     receipts = distinct(trace.delivered)
+    whole = replace(trace, delivered=receipts)
+    found, unsure, lost = contents(whole, ends)
+    found += [*no_duplication(whole), *order(whole), *unexplained(receipts)]
+    later = receipts.filter(pa.array(unkept(receipts)))
+    return Findings(pairs(receipts, unsure, lost, found, Counter(_keys(later))), found)
+
+
+def contents(
+    trace: Trace, ends: Mapping[StreamId, int]
+) -> tuple[list[Violation], pa.Table, Counter[tuple[str, StreamId]]]:
+    """Each receipt by itself: what is wrong, what cannot be judged, how many lost numbers each subscriber has."""
+    receipts = trace.delivered
     early = _early(trace.published, receipts, ends)
     here = replace(trace, delivered=receipts.filter(pa.array(~early)))
-    whole = replace(trace, delivered=receipts)
-    found = [*integrity(here), *finality(here), *missing(here), *no_duplication(whole), *order(whole)]
-    found += gaps(_cut_at_unkept(receipts))
     unsure = [receipts.filter(pa.array(early))]
     lost = Counter[tuple[str, str]]()
     for seen, _, expected, comparable in judged(here):
         unsure.append(seen.filter(pa.array(~comparable)))
         for at in np.flatnonzero(expected.lost).tolist():
             lost[seen["subscriber"][at].as_py(), seen["stream"][at].as_py()] += int(expected.lost[at])
-    return Findings(_pairs(receipts, pa.concat_tables(unsure), lost, found), found)
+    return [*integrity(here), *finality(here), *missing(here)], pa.concat_tables(unsure), lost
+
+
+def unexplained(receipts: pa.Table) -> list[Violation]:
+    """Gaps, except where the receipt that is missing may have told of the numbers."""
+    cut = _cut_at_unkept(receipts)
+    whose = dict(zip(*[each["incarnation"].to_pylist() for each in (cut, receipts)], strict=True))
+    return [replace(each, where={**each.where, "incarnation": whose[each.where["incarnation"]]}) for each in gaps(cut)]
+
+
+def unkept(receipts: pa.Table) -> Mask:
+    """Before which receipts one or more are missing."""
+    by, _, hole = _in_order(receipts)
+    found = np.zeros(len(by), np.bool_)
+    found[by] = hole
+    return found
 
 
 def distinct(receipts: pa.Table) -> pa.Table:
@@ -125,37 +149,41 @@ def _in_order(receipts: pa.Table) -> tuple[Ints, Mask, Mask]:
     return by, new, hole
 
 
-def _pairs(receipts: pa.Table, unsure: pa.Table, lost: Counter[tuple[str, str]], found: list[Violation]) -> list[Pair]:
-    numbers = pc.subtract(receipts["hi"], receipts["lo"])
-    by, _, hole = _in_order(receipts)
-    unkept = np.zeros(len(by), np.int64)
-    unkept[by] = hole
-    told = receipts.append_column("events", numbers).append_column("unkept", pa.array(unkept))
-    wanted = [("n", "count"), ("lo", "min"), ("hi", "max"), ("events", "sum"), ("rows", "sum"), ("unkept", "sum")]
+def pairs(
+    receipts: pa.Table,
+    unsure: pa.Table,
+    lost: Counter[tuple[str, StreamId]],
+    found: list[Violation],
+    unkept: Counter[tuple[str, StreamId]],
+) -> list[Pair]:
+    """Subscribers and streams with what was found of each; also of those that have no receipt here."""
+    told = receipts.append_column("events", pc.subtract(receipts["hi"], receipts["lo"]))
+    wanted = [("n", "count"), ("lo", "min"), ("hi", "max"), ("events", "sum"), ("rows", "sum")]
     summed = told.group_by(["subscriber", "stream"], use_threads=False).aggregate(wanted).to_pylist()
+    by = {(row["subscriber"], row["stream"]): row for row in summed}
+    none = dict.fromkeys([f"{name}_{how}" for name, how in wanted], 0)
     doubt = Counter[tuple[str, str]]()
-    for name, stream, lo, hi in zip(
-        *[unsure[c].to_pylist() for c in ("subscriber", "stream", "lo", "hi")], strict=True
-    ):
-        doubt[name, stream] += hi - lo
-    wrong = Counter((each.where.get("subscriber"), each.where["stream"]) for each in found)
-    pairs = []
-    for row in summed:
-        key = row["subscriber"], row["stream"]
-        verdict = Verdict.of(wrong[key], lost[key], doubt[key] + row["unkept_sum"])
-        pairs.append(
-            Pair(
-                *key,
-                verdict,
-                receipts=row["n_count"],
-                lo=row["lo_min"],
-                hi=row["hi_max"],
-                events=row["events_sum"],
-                rows=row["rows_sum"],
-                unverifiable=doubt[key],
-                lost=lost[key],
-                unkept=row["unkept_sum"],
-                violations=wrong[key],
-            )
+    for key, lo, hi in zip(_keys(unsure), unsure["lo"].to_pylist(), unsure["hi"].to_pylist(), strict=True):
+        doubt[key] += hi - lo
+    wrong = Counter([(each.where["subscriber"], each.where["stream"]) for each in found if "subscriber" in each.where])
+    return [
+        Pair(
+            key[0],
+            key[1],
+            Verdict.of(wrong[key], lost[key], doubt[key] + unkept[key]),
+            receipts=row["n_count"],
+            lo=row["lo_min"],
+            hi=row["hi_max"],
+            events=row["events_sum"],
+            rows=row["rows_sum"],
+            unverifiable=doubt[key],
+            lost=lost[key],
+            unkept=unkept[key],
+            violations=wrong[key],
         )
-    return pairs
+        for key, row in ({key: none for key in (*wrong, *unkept)} | by).items()
+    ]
+
+
+def _keys(receipts: pa.Table) -> list[tuple[str, StreamId]]:
+    return list(zip(receipts["subscriber"].to_pylist(), receipts["stream"].to_pylist(), strict=True))
