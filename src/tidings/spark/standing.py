@@ -98,11 +98,11 @@ class Standing(msgspec.Struct, frozen=True):
         """
         rows, covers = (pa.concat_tables([getattr(self, name), getattr(new, name)]) for name in ("rows", "covers"))
         known = covers_of(stream, covers)
-        end = max([facts.end, FIRST, *[cover.hi for cover in known]])
+        end = max([FIRST, *[cover.hi for cover in known]])
         newest = pc.max(rows["published_at"]).cast(pa.int64()).as_py() / 1e6 if rows.num_rows else 0.0
         clock = newest if now is None else now
         waiting = pa.concat_tables([self.waiting, new.waiting])
-        due = _due(waiting, end, clock - patience)
+        due = _due(waiting, end, facts.end, clock - patience)
         fresh = _without_copies(waiting.filter(pa.array(due)), self.recent, self.runs)
 
         judgeable = pa.array(ints(fresh, "lo") >= self.floor)
@@ -164,10 +164,13 @@ def _receipt(violation: Violation) -> bool:
 # --- receipts ---------------------------------------------------------------------------------------------------
 
 
-def _due(waiting: pa.Table, end: int, late: float) -> Mask:
-    """Which receipts are judged now; of an incarnation never one before an earlier one that is there."""
+def _due(waiting: pa.Table, end: int, promised: int, late: float) -> Mask:
+    """Which receipts are judged now; of an incarnation never one before an earlier one that is there.
+
+    What lies below ``promised`` was published, and will come, however long that takes.
+    """
     reach = np.maximum(ints(waiting, "hi"), ints(waiting, "asof"))
-    due: Mask = (reach <= end) | (waiting["since"].to_numpy() <= late)
+    due: Mask = (reach <= end) | ((waiting["since"].to_numpy() <= late) & (reach > promised))
     if due.all():
         return due
     keys = _whose(waiting)
