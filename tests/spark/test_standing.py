@@ -211,7 +211,7 @@ def honest(subscriber: str, incarnation: int, cuts: list[int], behind: int) -> R
 
 
 def duplicate(told: Receipts, at: int) -> None:
-    told.append(told[at] | {"n": told[-1]["n"] + 1})
+    told.append(told[at] | {"n": max([each["n"] for each in told]) + 1})
 
 
 def gap(told: Receipts, at: int) -> None:
@@ -234,7 +234,9 @@ def missing_row(told: Receipts, at: int) -> None:
 
 
 def never_published(told: Receipts, at: int) -> None:
-    told.append(told[-1] | {"n": told[-1]["n"] + 1, "lo": COUNT + 1, "hi": COUNT + 2 + at, "rows": 1})
+    told.append(
+        told[-1] | {"n": max([each["n"] for each in told]) + 1, "lo": COUNT + 1, "hi": COUNT + 2 + at, "rows": 1}
+    )
 
 
 def not_kept(told: Receipts, at: int) -> None:
@@ -266,7 +268,8 @@ def histories(draw: st.DrawFn) -> tuple[Receipts, pa.Table, pa.Table]:
             cuts = sorted(draw(st.sets(st.integers(1, COUNT + 1), min_size=3, max_size=8)))
             said = honest(name, incarnation, cuts, draw(st.integers(0, 8)))
             for plant in draw(st.lists(st.sampled_from(PLANTS), max_size=2)):
-                if len(said) > 1:
+                numbers = [each["n"] for each in said]
+                if len(said) > 1 and len(set(numbers)) == len(numbers):  # of two with one number nobody knows the order
                     plant(said, draw(st.integers(0, len(said) - 1)))
             receipts += said
     late = draw(st.integers(1, COUNT + 1))  # what is below was read as of this
