@@ -1,170 +1,134 @@
-"""The audit as a streaming query: receipts are judged when their rows are there, once, however they come in."""
+"""The live audit: a real cluster is proved as it goes on, and receipts that lie are found."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from spark.lakes import NOON, rows_for
-from tidings.client.events import LOST
-from tidings.core.hashing import hash_sum, row_hashes
-from tidings.protocols.catalog import StreamDef
-from tidings.spark.audit import (
-    _TOLD,
-    INPUT,
-    Facts,
-    Standing,
-    StreamAudit,
-    evidence_stream,
-    packed_receipts,
-    published_rows,
-)
-from tidings.spark.columns import COVERAGE
+import tidings
+from spark.rig import Cluster, fresh, table
+from tidings import sync
+from tidings.protocols.receipts import Receipt
+from tidings.spark.live import EVIDENCE, WAITING, Live, StreamAudit, Total
 
-PLAIN = StreamDef("plain", "r0", "by-key")
-FACTS = Facts("by-key", "", 0, ())
-HASHES = dict(zip(range(1, 41), rows_for(PLAIN, range(1, 41))["_hash"].to_pylist(), strict=True))
+ROWS = 120
 
 
-def rows(lo: int, hi: int) -> Standing:
-    """Rows of the stream, as they come in; a second later than the receipts for them."""
-    covers = pa.table({"seq": [lo], "before": [hi], "_tick": [lo], "kind": [COVERAGE]})
-    at = [NOON + 1_000_000 * seq for seq in range(lo, hi)]
-    return Standing(rows=published_rows(rows_for(PLAIN, range(lo, hi), published_at=at), ""), covers=covers)
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(regions=1, replicas=1, dir=tmp_path / "cluster")
+    yield made
+    made.stop()
 
 
-def receipt(lo: int, hi: int, n: int, **changes: Any) -> dict[str, Any]:
-    hashes = np.array([HASHES.get(seq, 0) for seq in range(lo, hi)], np.int64).view(np.uint64)
-    total = hash_sum(row_hashes(np.arange(lo, hi), hashes)) if hi <= 41 else 0
-    said = {"subscriber": "desk", "incarnation": 1, "n": n, "stream": "plain", "lo": lo, "hi": hi, "asof": lo}
-    said |= {"lens": "", "rows": hi - lo, "hash_sum": int(np.uint64(total).view(np.int64))}
-    return said | {"time": NOON / 1e6 + hi, "region": "r0"} | changes
+async def lie(url: str, *receipts: Receipt) -> None:
+    """Send receipts that no client of ours sends."""
+    async with tidings.connect(url) as t:
+        await t._send_receipts(receipts)
 
 
-def told(*receipts: dict[str, Any]) -> Standing:
-    return Standing(waiting=pa.Table.from_pylist(list(receipts), schema=_TOLD))
+class Doings:
+    """What happens while the audit runs: one step after the other, each when the audit has seen the one before."""
+
+    def __init__(self, cluster: Cluster, desk: Any, follow: Any) -> None:
+        self.cluster, self.desk, self.prices = cluster, desk, follow
+        self.live: Live | None = None
+        self.news: list[dict[str, Any]] = []
+        self.steps = [self.publish, self.plant, self.over]
+        self.deadline = time.monotonic() + 120
+
+    def read(self, end: int) -> None:
+        while self.prices.next().seq < end:
+            pass
+
+    def until(self) -> bool:
+        assert self.live is not None
+        if self.steps and self.steps[0]():
+            del self.steps[0]
+        return not self.steps or time.monotonic() > self.deadline
+
+    def proved(self, stream: str, events: int) -> bool:
+        assert self.live is not None
+        mine = [pair for (_, name), pair in self.live.total.pairs.items() if name == stream]
+        return sum([pair["events"] for pair in mine]) >= events
+
+    def publish(self) -> bool:
+        if not self.proved("prices", ROWS):
+            return False
+        with self.cluster.connect() as t:
+            t.publish_table("prices", table(ROWS))
+            self.read(2 * ROWS)
+            t.create_stream("later")
+            t.publish("later", payload=b"x")
+            with self.desk.subscribe("later", start="earliest") as later:
+                later.next()
+        return True
+
+    def plant(self) -> bool:
+        if not (self.proved("prices", 2 * ROWS) and self.proved("later", 1)):
+            return False
+        assert self.live is not None and self.live.total.found == 0
+        said = {
+            "subscriber": "liar",
+            "incarnation": 1,
+            "stream": "prices",
+            "lens": "",
+            "hash_sum": 0,
+            "time": time.time(),
+        }
+        short = Receipt(**said, n=1, lo=1, hi=11, asof=1, rows=9)
+        never = Receipt(**said, n=2, lo=11, hi=10 * ROWS, asof=11, rows=2 * ROWS - 10)  # a clock tells
+        self.cluster.do(lie(self.cluster.url, short, never, short))
+        return True
+
+    def over(self) -> bool:
+        assert self.live is not None
+        return self.live.total.found >= 2
 
 
-class Audit:
-    """Inputs one after the other; the evidence of each."""
-
-    def __init__(self, keep: int = 1000) -> None:
-        self.standing = Standing()
-        self.keep = keep
-
-    def take(self, new: Standing) -> tuple[list[str], list[str]]:
-        """Faults, and verdicts."""
-        self.standing, found = self.standing.advance("plain", new, FACTS, self.keep, patience=5.0)
-        evidence = found.to_pylist()
-        return [each["fault"] for each in evidence if each["invariant"]], [
-            each["verdict"] for each in evidence if not each["invariant"]
-        ]
-
-
-def test_who_was_to_be_handed_what_is_lost_is_told_apart() -> None:
-    audit = Audit()
-    audit.take(rows(1, 6))
-    hole = Standing(covers=pa.table({"seq": [6], "before": [9], "_tick": [6], "kind": [LOST]}))
-    assert audit.take(hole) == ([], [])
-    assert audit.take(told(receipt(1, 6, 1), receipt(6, 9, 2, rows=0, hash_sum=0))) == ([], ["lost"])
-
-
-def test_receipts_wait_for_their_rows_and_are_judged_once() -> None:
-    audit = Audit()
-    assert audit.take(told(receipt(1, 6, 1))) == ([], [])
-    assert audit.take(rows(1, 4)) == ([], [])
-    assert audit.take(rows(4, 9)) == ([], ["proved"])
-    assert audit.take(rows(9, 11)) == ([], [])
-    assert audit.take(told(receipt(6, 11, 2))) == ([], ["proved"])
+def test_a_cluster_is_judged_while_it_runs(spark: Any, small: Cluster) -> None:
+    fresh(small, "prices", ROWS, gc="none")
+    with (
+        sync.connect(small.url, receipts=True, client_id="desk") as desk,
+        desk.subscribe("prices", start="earliest") as prices,
+    ):
+        doings = Doings(small, desk, prices)
+        doings.read(ROWS)
+        live = Live(spark, small.servers, lambda news, _: doings.news.extend(news), interval=0.2, patience=2.0)
+        doings.live = live
+        result = live.run(doings.until)
+    verdicts = {key: verdict.value for key, verdict in live.total.verdicts.items()}
+    (desk_name,) = {subscriber for subscriber, _ in verdicts if subscriber != "liar"}
+    assert verdicts == {
+        (desk_name, "prices"): "proved",
+        (desk_name, "later"): "proved",
+        ("liar", "prices"): "violated",
+    }
+    assert [each["fault"] for each in result["violations"]] == ["missing", "never published"]
+    assert {each["subscriber"] for each in result["violations"]} == {"liar"}
+    assert result["latency_ms_by_region"]["r0"]["p99"] > 0 and result["waiting"] == 0
+    assert [each["violation"]["fault"] for each in doings.news if "violation" in each] == ["missing", "never published"]
 
 
-@pytest.mark.parametrize(
-    ("second", "fault"),
-    [
-        (receipt(7, 9, 2), "unexplained gap"),
-        (receipt(4, 9, 2), "twice"),
-        (receipt(6, 9, 2, hash_sum=1), "wrong row"),
-        (receipt(6, 9, 2, rows=2), "missing"),
-    ],
-)
-def test_a_receipt_must_continue_the_one_that_was_judged_before_it(second: dict[str, Any], fault: str) -> None:
-    audit = Audit()
-    audit.take(rows(1, 11))
-    assert audit.take(told(receipt(1, 6, 1))) == ([], ["proved"])
-    assert audit.take(told(second)) == ([fault], ["violated"])
-    assert audit.take(told(receipt(9, 11, 3))) == ([], ["proved"])  # an old sin is not told again
+def test_evidence_adds_up_and_only_what_changes_is_told() -> None:
+    total = Total()
+    counts = dict.fromkeys(Total.COUNTED, 0) | {"receipts": 1, "events": 5, "rows": 5}
+    row = dict.fromkeys(EVIDENCE) | counts | {"subscriber": "desk", "stream": "s", "region": "r0", "latencies": [3.0]}
+    assert [each["verdict"] for each in total.add([row])] == ["proved"]
+    assert total.add([row, dict.fromkeys(EVIDENCE) | {"stream": "s", "verdict": WAITING, "receipts": 2}]) == []
+    wrong = dict.fromkeys(EVIDENCE) | {"subscriber": "desk", "stream": "s", "invariant": "order", "fault": "twice"}
+    news = total.add([wrong, row | {"violations": 1}])
+    assert [each.get("verdict") for each in news] == [None, "violated"]
+    told = total.summary()
+    assert (told["proved"], told["violated"], told["events"], told["waiting"], told["found"]) == (0, 1, 15, 2, 1)
+    assert told["latency_ms"]["p50"] == 3.0 and told["latency_ms_by_region"].keys() == {"r0"}
 
 
-def test_what_never_comes_was_never_published() -> None:
-    audit = Audit()
-    audit.take(rows(1, 11))
-    assert audit.take(told(receipt(1, 15, 1, time=NOON / 1e6 + 11, hash_sum=0))) == ([], [])
-    assert audit.take(rows(11, 13)) == ([], [])
-    assert audit.take(told(receipt(1, 60, 1, subscriber="liar", time=NOON / 1e6 + 12))) == ([], [])
-    assert audit.take(rows(13, 16)) == (["wrong row"], ["violated"])
-    assert audit.take(rows(16, 30)) == (["never published"], ["violated"])
-
-
-def test_what_is_remembered_is_bounded_and_the_rest_unverifiable() -> None:
-    audit = Audit(keep=5)
-    audit.take(rows(1, 11))
-    assert audit.standing.rows.num_rows == 5
-    assert audit.take(told(receipt(1, 11, 1))) == ([], ["unverifiable"])
-
-
-def inputs(folder: Path, parts: Iterator[pa.RecordBatch]) -> None:
-    pq.write_table(pa.Table.from_batches(list(parts)), folder / f"{len(list(folder.iterdir())):03d}.parquet")
-
-
-def test_in_a_streaming_query(spark: Any, tmp_path: Path) -> None:
-    events, receipts = tmp_path / "events", tmp_path / "receipts"
-    for folder in (events, receipts):
-        folder.mkdir()
-    schema = "stream string, seq long, key binary, payload binary, published_at timestamp, region string, "
-    schema += "publisher string, pub_seq long, kind string, before long, where string, _session long, _tick long"
-    made = rows_for(PLAIN, range(1, 11)).drop_columns(["_hash"])
-    cover = {"stream": "plain", "seq": 1, "before": 11, "_tick": 1, "kind": COVERAGE}
-    pq.write_table(pa.concat_tables([made, pa.Table.from_pylist([cover], schema=made.schema)]), events / "0.parquet")
-    said = [
-        receipt(1, 6, 1),
-        receipt(6, 11, 2),
-        receipt(1, 6, 1, subscriber="other"),
-        receipt(6, 9, 2, subscriber="other", rows=2),
-    ]
-    pq.write_table(pa.Table.from_pylist(said, schema=_TOLD), receipts / "0.parquet")
-    columns = ", ".join(
-        f"{name} {kind}" for name, kind in zip(_TOLD.names, [_sql(each) for each in _TOLD.types], strict=True)
-    )
-    found = evidence_stream(
-        spark.readStream.schema(schema).parquet(str(events)),
-        spark.readStream.schema(columns).parquet(str(receipts)),
-        {"plain": FACTS},
-    )
-    query = (
-        found.writeStream.format("memory")
-        .queryName("evidence")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(300)
-    evidence = [row.asDict() for row in spark.table("evidence").collect()]
-    verdicts = {each["subscriber"]: each["verdict"] for each in evidence if each["invariant"] is None}
-    assert verdicts == {"desk": "proved", "other": "violated"}
-    assert [(each["subscriber"], each["fault"]) for each in evidence if each["invariant"]] == [("other", "missing")]
-
-
-def _sql(kind: pa.DataType) -> str:
-    return {pa.string(): "string", pa.int64(): "long", pa.float64(): "double"}[kind]
-
-
-def test_the_processor_knows_what_its_input_is() -> None:
-    (batch,) = packed_receipts(iter(pa.Table.from_pylist([receipt(1, 6, 1)], schema=_TOLD).to_batches()))
-    assert batch.schema.names == [part.split()[0] for part in INPUT.split(", ")]
-    assert StreamAudit({"plain": FACTS}).facts == {"plain": FACTS}
+def test_the_columns_of_evidence_are_those_of_the_batch_audit() -> None:
+    assert pa.schema(list(EVIDENCE.items())).names[:2] == ["subscriber", "stream"]
+    assert StreamAudit({}).facts == {}

@@ -78,19 +78,42 @@ def audit(trace: Trace, ends: Mapping[StreamId, int], *, whole: bool = True) -> 
     Not ``whole``: earlier receipts were judged before, so that the first one here need not be the first.
     """
     receipts = distinct(trace.delivered)
+    everything = replace(trace, delivered=receipts)
+    found, unsure, lost = contents(everything, ends)
+    found += [*no_duplication(everything), *order(everything), *unexplained(receipts)]
+    later = receipts.filter(pa.array(unkept(receipts, whole=whole)))
+    return Findings(pairs(receipts, unsure, lost, found, Counter(_keys(later))), found)
+
+
+def contents(
+    trace: Trace, ends: Mapping[StreamId, int]
+) -> tuple[list[Violation], pa.Table, Counter[tuple[str, StreamId]]]:
+    """Each receipt by itself: what is wrong, what cannot be judged, how many lost numbers each subscriber has."""
+    receipts = trace.delivered
     early = _early(trace.published, receipts, ends)
     here = replace(trace, delivered=receipts.filter(pa.array(~early)))
-    everything = replace(trace, delivered=receipts)
-    found = [*integrity(here), *finality(here), *missing(here), *no_duplication(everything), *order(everything)]
-    found += gaps(_cut_at_unkept(receipts))
     unsure = [receipts.filter(pa.array(early))]
     lost = Counter[tuple[str, str]]()
     for seen, _, expected, comparable in judged(here):
         unsure.append(seen.filter(pa.array(~comparable)))
         for at in np.flatnonzero(expected.lost).tolist():
             lost[seen["subscriber"][at].as_py(), seen["stream"][at].as_py()] += int(expected.lost[at])
-    unkept = _unkept(receipts, whole)
-    return Findings(_pairs(receipts, pa.concat_tables(unsure), lost, found, unkept), found)
+    return [*integrity(here), *finality(here), *missing(here)], pa.concat_tables(unsure), lost
+
+
+def unexplained(receipts: pa.Table) -> list[Violation]:
+    """Gaps, except where the receipt that is missing may have told of the numbers."""
+    cut = _cut_at_unkept(receipts)
+    whose = dict(zip(*[each["incarnation"].to_pylist() for each in (cut, receipts)], strict=True))
+    return [replace(each, where={**each.where, "incarnation": whose[each.where["incarnation"]]}) for each in gaps(cut)]
+
+
+def unkept(receipts: pa.Table, *, whole: bool) -> Mask:
+    """Before which receipts one or more are missing; of a ``whole`` table also before the first of an incarnation."""
+    by, new, hole = _in_order(receipts)
+    found = np.zeros(len(by), np.bool_)
+    found[by] = hole | (new & (ints(receipts, "n")[by] > 1)) if whole else hole
+    return found
 
 
 def distinct(receipts: pa.Table) -> pa.Table:
@@ -129,44 +152,41 @@ def _in_order(receipts: pa.Table) -> tuple[Ints, Mask, Mask]:
     return by, new, hole
 
 
-def _unkept(receipts: pa.Table, whole: bool) -> Ints:
-    """For every receipt 1 if some before it are missing."""
-    by, new, hole = _in_order(receipts)
-    unkept = np.zeros(len(by), np.int64)
-    unkept[by] = hole | (new & (ints(receipts, "n")[by] > 1)) if whole else hole
-    return unkept
-
-
-def _pairs(
-    receipts: pa.Table, unsure: pa.Table, lost: Counter[tuple[str, str]], found: list[Violation], unkept: Ints
+def pairs(
+    receipts: pa.Table,
+    unsure: pa.Table,
+    lost: Counter[tuple[str, StreamId]],
+    found: list[Violation],
+    unkept: Counter[tuple[str, StreamId]],
 ) -> list[Pair]:
-    numbers = pc.subtract(receipts["hi"], receipts["lo"])
-    told = receipts.append_column("events", numbers).append_column("unkept", pa.array(unkept))
-    wanted = [("n", "count"), ("lo", "min"), ("hi", "max"), ("events", "sum"), ("rows", "sum"), ("unkept", "sum")]
+    """Subscribers and streams with what was found of each; also of those that have no receipt here."""
+    told = receipts.append_column("events", pc.subtract(receipts["hi"], receipts["lo"]))
+    wanted = [("n", "count"), ("lo", "min"), ("hi", "max"), ("events", "sum"), ("rows", "sum")]
     summed = told.group_by(["subscriber", "stream"], use_threads=False).aggregate(wanted).to_pylist()
+    by = {(row["subscriber"], row["stream"]): row for row in summed}
+    none = dict.fromkeys([f"{name}_{how}" for name, how in wanted], 0)
     doubt = Counter[tuple[str, str]]()
-    for name, stream, lo, hi in zip(
-        *[unsure[c].to_pylist() for c in ("subscriber", "stream", "lo", "hi")], strict=True
-    ):
-        doubt[name, stream] += hi - lo
-    wrong = Counter((each.where.get("subscriber"), each.where["stream"]) for each in found)
-    pairs = []
-    for row in summed:
-        key = row["subscriber"], row["stream"]
-        verdict = Verdict.of(wrong[key], lost[key], doubt[key] + row["unkept_sum"])
-        pairs.append(
-            Pair(
-                *key,
-                verdict,
-                receipts=row["n_count"],
-                lo=row["lo_min"],
-                hi=row["hi_max"],
-                events=row["events_sum"],
-                rows=row["rows_sum"],
-                unverifiable=doubt[key],
-                lost=lost[key],
-                unkept=row["unkept_sum"],
-                violations=wrong[key],
-            )
+    for key, lo, hi in zip(_keys(unsure), unsure["lo"].to_pylist(), unsure["hi"].to_pylist(), strict=True):
+        doubt[key] += hi - lo
+    wrong = Counter([(each.where["subscriber"], each.where["stream"]) for each in found if "subscriber" in each.where])
+    return [
+        Pair(
+            key[0],
+            key[1],
+            Verdict.of(wrong[key], lost[key], doubt[key] + unkept[key]),
+            receipts=row["n_count"],
+            lo=row["lo_min"],
+            hi=row["hi_max"],
+            events=row["events_sum"],
+            rows=row["rows_sum"],
+            unverifiable=doubt[key],
+            lost=lost[key],
+            unkept=unkept[key],
+            violations=wrong[key],
         )
-    return pairs
+        for key, row in ({key: none for key in (*wrong, *unkept)} | by).items()
+    ]
+
+
+def _keys(receipts: pa.Table) -> list[tuple[str, StreamId]]:
+    return list(zip(receipts["subscriber"].to_pylist(), receipts["stream"].to_pylist(), strict=True))

@@ -4,14 +4,12 @@ The judging is `check.audit`, here per stream: rows and receipts of a stream com
 map), and what comes back is a table of evidence, one row per subscriber and stream with its verdict, and one per
 violation. `evidence` is that table, `summary` what `tidings audit` prints of it.
 
-`StreamAudit` is the same for a streaming query: state per stream, judged as receipts and rows come in. Receipts wait
-until the rows they are about are there; that never happening is a violation, once the stream has gone on for a while.
+The same as receipts and rows come in is spark/standing.py, and as a streaming query spark/live.py.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +17,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from tidings.check.audit import Findings, Verdict, audit
 from tidings.check.survivors import Ints, ints
 from tidings.check.tables import DELIVERED, PUBLISHED, Trace
 from tidings.check.tables import LOST as LOST_RUN
-from tidings.client.events import LOST
 from tidings.core.filters import parse_attributes
 from tidings.core.ids import RECEIPTS, StreamId, is_internal
 from tidings.protocols.catalog import StreamDef
-from tidings.spark.columns import ATTRS, COVERAGE, attributes_json
-from tidings.spark.lake import KINDS, Cover, Lake, Snapshot, covers_of, gone, hashed, spark_schema
+from tidings.spark.columns import ATTRS, attributes_json
+from tidings.spark.lake import KINDS, Cover, Lake, Snapshot, gone, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -113,9 +108,12 @@ def with_gone(stream: StreamId, rows: pa.Table, covers: Sequence[Cover]) -> pa.T
     return pa.concat_tables([*whole, pa.Table.from_pylist(lost, schema=PUBLISHED)])
 
 
-def table_of(stream: StreamId, found: Findings, receipts: pa.Table, rows: pa.Table) -> pa.Table:
-    """What an audit found, as evidence."""
-    regions = dict(zip(*[receipts[name].to_pylist() for name in ("subscriber", "region")], strict=True))
+def table_of(
+    stream: StreamId, found: Findings, receipts: pa.Table, rows: pa.Table, known: Mapping[str, str] | None = None
+) -> pa.Table:
+    """What an audit found, as evidence; ``known``: regions of subscribers that have no receipt here."""
+    regions = dict(known or {})
+    regions |= dict(zip(*[receipts[name].to_pylist() for name in ("subscriber", "region")], strict=True))
     waits = latencies(receipts, rows)
     out: list[dict[str, Any]] = []
     for pair in found.pairs:
@@ -298,172 +296,3 @@ def percentiles(values: Any) -> dict[str, float | None]:
 def audit_lake(spark: SparkSession, lake: Lake, ends: Mapping[StreamId, int] | None = None) -> dict[str, Any]:
     """Judge everything in a lake and sum it up."""
     return summary(evidence(spark, lake, ends=ends).toArrow())
-
-
-# --- as a streaming query ---------------------------------------------------------------------------------------
-
-KEEP = 1_000_000  # rows of a stream that are remembered; ours: what is older is taken to be collected
-PATIENCE = 60.0  # seconds that a stream goes on before what a receipt is about counts as never published; ours
-INPUT = "stream string, what string, body binary"
-"""Batches on their way to the state of their stream: rows, covers or receipts, as Arrow IPC."""
-
-STATE = "rows binary, covers binary, waiting binary, last binary"
-ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-_TOLD = pa.schema([*[each.with_nullable(True) for each in DELIVERED], pa.field("region", pa.string())])
-_COVERS = pa.schema([("seq", pa.int64()), ("before", pa.int64()), ("_tick", pa.int64()), ("kind", pa.string())])
-
-
-class Standing(msgspec.Struct, frozen=True):
-    """How the audit of one stream stands."""
-
-    rows: pa.Table = msgspec.field(default_factory=ROWS.empty_table)
-    covers: pa.Table = msgspec.field(default_factory=_COVERS.empty_table)
-    waiting: pa.Table = msgspec.field(default_factory=_TOLD.empty_table)  # receipts for what has not come
-    last: pa.Table = msgspec.field(default_factory=_TOLD.empty_table)  # of each incarnation the newest that was judged
-
-    def advance(
-        self, stream: StreamId, new: Standing, facts: Facts, keep: int = KEEP, patience: float = PATIENCE
-    ) -> tuple[Standing, pa.Table]:
-        """Take in rows, covers and receipts; how it stands then, and the evidence of what could be judged."""
-        rows, covers = (pa.concat_tables([getattr(self, name), getattr(new, name)]) for name in ("rows", "covers"))
-        waiting = pa.concat_tables([self.waiting, new.waiting])
-        known = covers_of(stream, covers)
-        end = max([facts.end, *[cover.hi for cover in known]])
-        newest = pc.max(rows["published_at"]).cast(pa.int64()).as_py() if rows.num_rows else 0
-        reach = np.maximum(ints(waiting, "hi"), ints(waiting, "asof"))
-        due = (reach <= end) | (waiting["time"].to_numpy() < newest / 1e6 - patience)
-        ready = waiting.filter(pa.array(due))
-        told = pa.concat_tables([self.last, ready])
-        found = judged(stream, rows, told, Facts(facts.gc, facts.attrs, end, tuple(known)))
-        rows, covers = _bounded(rows, covers, end, keep)
-        after = Standing(rows, covers, waiting.filter(pa.array(~due)), _newest(told))
-        return after, _fresh(found, ready, self.last)
-
-
-def _bounded(rows: pa.Table, covers: pa.Table, end: int, keep: int) -> tuple[pa.Table, pa.Table]:
-    """Forget the oldest rows: what they were is not known any more, as of the end."""
-    if rows.num_rows <= keep:
-        return rows, covers
-    rows = rows.sort_by("seq").slice(rows.num_rows - keep)
-    cut = rows["seq"][0].as_py()
-    lo = pc.min(covers["seq"]).as_py()
-    later = covers.filter(pc.greater(covers["before"], cut))
-    clipped = later.set_column(0, "seq", pc.max_element_wise(later["seq"], cut))
-    forgotten = pa.Table.from_pylist([{"seq": lo, "before": cut, "_tick": end, "kind": COVERAGE}], schema=_COVERS)
-    return rows, pa.concat_tables([forgotten, clipped.cast(_COVERS)])
-
-
-def _newest(told: pa.Table) -> pa.Table:
-    """Of every incarnation its last receipt, which the next one must continue."""
-    by = told.sort_by([("n", "descending")])
-    group = ["subscriber", "incarnation"]
-    rest = [(name, "first") for name in _TOLD.names if name not in group]
-    last = by.group_by(group, use_threads=False).aggregate(rest)
-    return (
-        last.rename_columns([name.removesuffix("_first") for name in last.column_names]).select(_TOLD.names).cast(_TOLD)
-    )
-
-
-def _fresh(found: pa.Table, ready: pa.Table, last: pa.Table) -> pa.Table:
-    """Evidence without what was judged before: the receipts that the new ones only continue."""
-    before = {(row["subscriber"], row["incarnation"], row["n"]): row for row in last.to_pylist()}
-    subscribers = set(ready["subscriber"].to_pylist())
-    told = found.to_pylist()
-    out = [row for row in told if row["invariant"] and (row["subscriber"], row["incarnation"], row["n"]) not in before]
-    wrong = Counter([row["subscriber"] for row in out])
-    for row in told:
-        if row["invariant"] is None and row["subscriber"] in subscribers:
-            old = [each for key, each in before.items() if key[0] == row["subscriber"]]
-            row["receipts"] -= len(old)
-            row["events"] -= sum(each["hi"] - each["lo"] for each in old)
-            row["rows"] -= sum(each["rows"] for each in old)
-            row["violations"] = wrong[row["subscriber"]]
-            unsure = row["unverifiable"] or row["unkept"]
-            row["verdict"] = Verdict.of(row["violations"], row["lost"], unsure)
-            out.append(row | {"verdict": row["verdict"].value})
-    return pa.Table.from_pylist(out, schema=found.schema)
-
-
-class StreamAudit(StatefulProcessor):
-    """The state of one stream in a streaming query; what it yields is evidence of what was judged in this batch."""
-
-    def __init__(self, facts: Mapping[StreamId, Facts], keep: int = KEEP, patience: float = PATIENCE) -> None:
-        self.facts = dict(facts)
-        self.keep = keep
-        self.patience = patience
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self.standing = handle.getValueState("standing", STATE)
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        stream = key[0]
-        parts: dict[str, list[pa.Table]] = {"rows": [], "covers": [], "waiting": []}
-        for row in rows:
-            parts[row.what].append(_from_ipc(row.body))
-        new = Standing(**{name: pa.concat_tables(tables) for name, tables in parts.items() if tables})
-        kept = self.standing.get() if self.standing.exists() else None
-        before = Standing(*[_from_ipc(each) for each in kept]) if kept is not None else Standing()
-        facts = self.facts.get(stream, Facts())
-        after, found = before.advance(stream, new, facts, self.keep, self.patience)
-        tables = (after.rows, after.covers, after.waiting, after.last)
-        self.standing.update(tuple([_to_ipc(each) for each in tables]))
-        yield from [Row(**each) for each in found.to_pylist()]
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def _to_ipc(table: pa.Table) -> bytes:
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(out.getvalue())
-
-
-def _from_ipc(body: bytes) -> pa.Table:
-    return pa.ipc.open_stream(pa.py_buffer(body)).read_all()
-
-
-def packed_rows(attrs: Mapping[StreamId, str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of the source, read for an archive, as `INPUT`."""
-    for batch in batches:
-        table = pa.Table.from_batches([batch])
-        for stream in table["stream"].unique().to_pylist():
-            mine = table.filter(pc.equal(table["stream"], stream))
-            covering = pc.is_in(mine["kind"], pa.array([COVERAGE, LOST]))
-            covers, rows = mine.filter(covering), mine.filter(pc.invert(covering))
-            if covers.num_rows:
-                yield _input(stream, "covers", covers.select(_COVERS.names).cast(_COVERS))
-            if rows.num_rows:
-                rows = hashed(rows.append_column("_hash", pa.nulls(rows.num_rows, pa.int64())))
-                yield _input(stream, "rows", published_rows(rows, attrs.get(stream, "")))
-
-
-def packed_receipts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Receipts, as `TOLD`, as `INPUT`."""
-    for batch in batches:
-        table = pa.Table.from_batches([batch])
-        for stream in table["stream"].unique().to_pylist():
-            yield _input(stream, "waiting", table.filter(pc.equal(table["stream"], stream)).cast(_TOLD))
-
-
-def _input(stream: StreamId, what: str, table: pa.Table) -> pa.RecordBatch:
-    body = pa.array([_to_ipc(table)], pa.binary())
-    return pa.RecordBatch.from_arrays([pa.array([stream]), pa.array([what]), body], names=["stream", "what", "body"])
-
-
-def evidence_stream(
-    events: DataFrame,
-    told: DataFrame,
-    facts: Mapping[StreamId, Facts],
-    keep: int = KEEP,
-    patience: float = PATIENCE,
-) -> DataFrame:
-    """Evidence as a streaming query has it: ``events`` read with option archive, ``told`` receipts as `TOLD`."""
-    attrs = {stream: each.attrs for stream, each in facts.items()}
-    both = events.mapInArrow(functools.partial(packed_rows, attrs), INPUT).union(
-        told.mapInArrow(packed_receipts, INPUT)
-    )
-    events.sparkSession.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKS)
-    processor = StreamAudit(facts, keep, patience)
-    return both.groupBy("stream").transformWithState(processor, SPARK_EVIDENCE, "Append", "None")

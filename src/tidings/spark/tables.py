@@ -38,19 +38,10 @@ from tidings.client.url import SCHEME
 from tidings.core.errors import BadInput
 from tidings.core.ids import FIRST, RECEIPTS, RegionId, StreamId, is_internal
 from tidings.core.rows import WHERE
-from tidings.spark.audit import (
-    _COVERS,
-    _TOLD,
-    EVIDENCE,
-    Facts,
-    Standing,
-    latencies,
-    percentiles,
-    published_rows,
-    with_gone,
-)
+from tidings.spark.audit import EVIDENCE, Facts, latencies, percentiles, published_rows, with_gone
 from tidings.spark.columns import ATTRS, COVERAGE, FIXED, HASH, KEPT
 from tidings.spark.lake import Cover, covers_of
+from tidings.spark.standing import COVERS, TOLD, Standing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -158,10 +149,10 @@ def _receipts(rows: pa.Table) -> pa.Table:
     """Rows of streams of receipts as the audit takes them."""
     said = [json.loads(text) for text in rows[ATTRS].to_pylist()]
     made = [
-        each | {"stream": each["followed"], "region": region}
+        each | {"stream": each["followed"], "region": region, "since": each["time"]}
         for each, region in zip(said, rows["region"].to_pylist(), strict=True)
     ]
-    return pa.Table.from_pylist(made, schema=_TOLD)
+    return pa.Table.from_pylist(made, schema=TOLD)
 
 
 def grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[Taken]:
@@ -231,9 +222,9 @@ def _rates(times: pa.ChunkedArray) -> dict[str, Any]:
 
 def verdicts(known: Facts, taken: Taken) -> pa.Table:
     """`audit` of one stream: of the receipts for what is there, or ought to be by now."""
-    covers = taken.ranges.select(_COVERS.names).cast(_COVERS)
+    covers = taken.ranges.select(COVERS.names).cast(COVERS)
     new = Standing(rows=taken.rows, covers=covers, waiting=taken.told)
-    return Standing().advance(taken.stream, new, known, keep=sys.maxsize)[1]
+    return Standing().advance(taken.stream, new, known, keep=sys.maxsize, settle=True)[1]
 
 
 Work: TypeAlias = Callable[[Facts, Taken], pa.Table]
@@ -297,7 +288,7 @@ def _define_views(spark: SparkSession, intakes: Sequence[str], facts: Mapping[St
             for taken in grouped(batches):
                 yield from work(facts.get(taken.stream, Facts()), taken).to_batches()
 
-        rows: Any = intake().selectExpr(f"{_about()} AS {ABOUT}", *INTAKE)
+        rows: Any = intake().selectExpr(f"{about()} AS {ABOUT}", *INTAKE)
         rows = rows.where(f"{ABOUT} IS NOT NULL").repartition(ABOUT).sortWithinPartitions(ABOUT)
         rows._cached_schema = taken_schema  # or it would ask for it, and nothing may be asked in a definition
         found: DataFrame = rows.mapInArrow(judge, from_arrow(columns))
@@ -320,7 +311,8 @@ def _define_views(spark: SparkSession, intakes: Sequence[str], facts: Mapping[St
         return by_stream(verdicts, pa.schema(list(EVIDENCE.items())))
 
 
-def _about() -> str:
+def about() -> str:
+    """In SQL: the stream that a row is of, or that a receipt is about; null if it is about none."""
     return f"CASE WHEN startswith(stream, '{RECEIPTS}') THEN get_json_object({ATTRS}, '$.followed') ELSE stream END"
 
 
