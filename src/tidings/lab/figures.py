@@ -52,7 +52,8 @@ def draw(out: Path, name: str, paint: Callable[[Axes], None]) -> list[str]:
         axes = figure.subplots()
         paint(axes)
         handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels) if len(labels) <= 5 else 3)
+        columns = len(labels) if len(labels) <= 5 else 3
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=3.4)
         paths = [out / f"{name}.png", out / f"{name}.svg"]
         for path in paths:
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})
