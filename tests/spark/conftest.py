@@ -14,12 +14,16 @@ from tidings.spark.session import spark as session
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of them on one worker, since a session and a cluster are dear, and first, since that takes longest."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """First, since they take longest; and whoever wants the session or the cluster on one worker, since these are dear.
+
+    The name of a group is what xdist itself would add for the mark `xdist_group`, if that worked with this pytest.
+    """
     items.sort(key=lambda item: HERE not in item.path.parents)
     for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        shares = HERE in item.path.parents and {"spark", "cluster"} & set(getattr(item, "fixturenames", ()))
+        if shares and hasattr(config, "workerinput"):
+            item._nodeid = f"{item.nodeid}@spark"
 
 
 @pytest.fixture(scope="session")
