@@ -1,4 +1,4 @@
-"""One Spark session and one cluster for all tests of this directory that want them."""
+"""One Spark session and one cluster in each worker, for all tests of this directory that want them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,9 @@ from tidings.spark.session import spark as session
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """First, since they take longest; and whoever wants the session or the cluster on one worker, since these are dear.
-
-    The name of a group is what xdist itself would add for the mark `xdist_group`, if that worked with this pytest.
-    """
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First, since they take longest. (Every worker has a session: xdist's groups do nothing with this pytest.)"""
     items.sort(key=lambda item: HERE not in item.path.parents)
-    for item in items:
-        shares = HERE in item.path.parents and {"spark", "cluster"} & set(getattr(item, "fixturenames", ()))
-        if shares and hasattr(config, "workerinput"):
-            item._nodeid = f"{item.nodeid}@spark"
 
 
 @pytest.fixture(scope="session")
