@@ -712,13 +712,18 @@ def paint_latency(seen: Observed, axes: Axes) -> None:
     note = partial(figures.note, axes)
     note(f"{B} must find\nanother way", (time.cut - 2, 700), (time.cut + BIN / 2, 700), "right")
     note(f"all wait for\n{VICTIM}'s new head", (time.repair + 2, 700), (time.kill + 1, 700))
+    latency_axis(axes)
+    axes.set_title("Latency of two origins while a link fails (SP6)")
+
+
+def latency_axis(axes: Axes) -> None:
+    """From a quick hop to a cut that lasts."""
     axes.set_yscale("log")
     ticks = [50, 100, 200, 500, 1000, 2000]
     axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_yticks([], minor=True)
     axes.set_ylim(30, 2500)
     axes.set_ylabel("ms until all clients have it")
-    axes.set_title("Latency of two origins while a link fails (SP6)")
 
 
 # --- the experiment -------------------------------------------------------------------------------------

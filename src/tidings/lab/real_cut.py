@@ -421,12 +421,7 @@ def paint_latency(real: Observed, simulated: Observed, axes: Axes) -> None:
     settled = timeline.cut + link_cut.SHORTLY * timeline.period
     figures.expect(axes, (settled, timeline.repair), longer, f"expected for {A}")
     figures.expect(axes, (timeline.repair, timeline.end - DRAIN), before)
-    axes.set_yscale("log")
-    ticks = [50, 100, 200, 500, 1000, 2000]
-    axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.set_yticks([], minor=True)
-    axes.set_ylim(30, 2500)
-    axes.set_ylabel("ms until all clients have it")
+    link_cut.latency_axis(axes)
     axes.set_title("Latency of two origins while a link fails, real and simulated (SP6)")
 
 
