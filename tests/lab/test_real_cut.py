@@ -94,13 +94,11 @@ def test_the_verdict_is_that_of_the_real_run_and_says_why_it_differs() -> None:
     assert not claims(replace(real, violations=1), real)["real.ours.invariants"].holds
 
 
-def test_a_region_that_is_still_served_round_about_is_named() -> None:
+def test_a_region_that_is_still_served_round_about_differs_from_the_paper() -> None:
     real = observed()
     published = real.latency["s2"].published
     real.latency["s2"].to["r3"] = np.where(published > 17, 0.09, real.latency["s2"].to["r3"])
-    claim = claims(real, observed())["real.SP6.after"]
-    assert not claim.holds and "r3 still takes r2's stream the long way" in claim.why
-    assert not real_cut.stays(observed())
+    assert not claims(real, observed())["real.SP6.after"].holds
 
 
 def test_what_clients_remember_becomes_rates_and_latencies() -> None:

@@ -61,6 +61,25 @@ def test_the_literal_reading_collapses_only_if_it_does(literal: float, holds: bo
     assert region_load._literal([*rows, setting(4, 0.03, literal, 0.1, "literal")]).holds is holds
 
 
+@pytest.mark.parametrize(
+    ("paper", "probed", "uneven", "holds"),
+    [(0.3, 0.12, 11.0, True), (0.12, 0.12, 11.0, False), (0.3, 0.3, 11.0, False), (0.3, 0.12, 4.0, False)],
+)
+def test_the_view_rule_sets_the_tail_only_if_it_does(paper: float, probed: float, uneven: float, holds: bool) -> None:
+    latency = {"aged-views": 0.1, "paper-views": paper, "paper-views-probe": probed}
+    rows = [setting(4, 0.03, 1.0, late, reading) for reading, late in latency.items()]
+    for row in rows:
+        row.update(in_degree_sd=3.0 if row["reading"] == "aged-views" else uneven, unknown=0.0)
+    claim = region_load._views(rows)
+    assert claim.holds is holds and bool(claim.why) is not holds
+
+
+def test_old_views_come_from_gossip_by_the_rule_of_the_reading() -> None:
+    point = {"clients": 30, "seconds": 0.1, "rounds": 20, "load": 0.1, "fanout": 4, "shuffle": 0.03, "seed": 1}
+    ours, paper = (region_load.measure({**point, "reading": each})[0] for each in ("aged-views", "paper-views"))
+    assert paper["in_degree_sd"] > ours["in_degree_sd"] > 0
+
+
 def test_latency_counts_below_saturation_only() -> None:
     loads = [
         {**setting(4, 0.03, share, latency), "load": load, "due": 10}

@@ -128,6 +128,13 @@ def test_a1_19_the_owner_is_preferred_because_its_path_is_the_shortest() -> None
     assert sends(region.advertised(1.1, "y0", 4)) == [("x1", Unsubscribe("s")), ("y0", Subscribe("s", 1))]
 
 
+def test_a1_19_an_owner_that_has_just_as_much_is_preferred_too_but_not_one_that_has_less() -> None:
+    region = Region(own=4)
+    region.advertised(1.0, "x1", 5)
+    assert sends(region.advertised(1.1, "y0", 3)) == []
+    assert sends(region.advertised(1.2, "y0", 4)) == [("x1", Unsubscribe("s")), ("y0", Subscribe("s", 4))]
+
+
 def test_a1_19_when_subscribing_a_proxy_tells_how_far_it_got() -> None:
     region = Region(own=3)
     assert sends(region.advertised(1.0, "y0", 9)) == [("y0", Subscribe("s", 3))]

@@ -1,7 +1,8 @@
-"""One Spark session and one cluster in each worker, for all tests of this directory that want them."""
+"""One Spark session and one cluster for all tests of this directory that want them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from spark.rig import Cluster
 from tidings.spark.session import spark as session
 
 HERE = Path(__file__).parent
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+"""A Java that lives for minutes had better not optimise."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First, since they take longest. (Every worker has a session: xdist's groups do nothing with this pytest.)"""
+    """First, since they take longest."""
     items.sort(key=lambda item: HERE not in item.path.parents)
 
 

@@ -30,7 +30,6 @@ from tidings.spark.pipeline import Busy, Project, read
 from tidings.spark.tables import HEALTH, Taken, grouped, intake_of, standing, state, verdicts
 
 PLAIN = StreamDef("plain", "r0")
-SHORT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a Java that lives for seconds had better not optimise
 
 
 # --- tables, made by hand ---------------------------------------------------------------------------------------
@@ -249,7 +248,7 @@ def pipeline(feed: Feed, folder: Path) -> dict[str, Any]:
     paths = os.pathsep.join([each for each in sys.path if each])
     done = subprocess.run(
         [*command, "--url", feed.cluster.local.url("r1")],
-        env=os.environ | {"PYTHONPATH": paths, "JAVA_TOOL_OPTIONS": SHORT},
+        env=os.environ | {"PYTHONPATH": paths},
         cwd=folder.parent,
         capture_output=True,
         text=True,

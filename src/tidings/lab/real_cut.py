@@ -245,20 +245,6 @@ PHASE = (
 )
 
 
-STAYS = (
-    f"{B} still takes {A}'s stream the long way: a region goes back to the owner when an advertisement of the owner is "
-    "ahead of what has come the long way, and with few batches, as regular as the advertisements, that is a matter of "
-    "phase."
-)
-
-
-def stays(seen: Observed) -> bool:
-    """Whether the far end of the link is still served round about after the repair."""
-    found = seen.latency[STREAM[A]]
-    levels = [found.level(when, B) for when in (seen.time.before, seen.time.after, seen.time.outage)]
-    return levels[1] > (levels[0] + levels[2]) / 2
-
-
 def simulations(times: tuple[float, float, float]) -> list[Observed]:
     """The same run in the simulator, by phase and seed."""
     period = float(settings()["advertise_period"])
@@ -300,7 +286,6 @@ def side_by_side(judged: Judge, real: Measured, simulated: Observed, runs: Seque
         noise, quiet = (spread / normal for normal, spread in map(link_cut.normal_rate, (real.seen, simulated)))
         parts = [
             claim.why,
-            STAYS * (judged is link_cut.after and stays(real.seen)),
             f"The cut was noticed after {real.seen.cut_off.seconds:.2f} s, and a point covers {BIN:g} s. "
             f"The run used {real.used:.1f} processors, others {real.others:.1f}; throughput before the cut varies by "
             f"{noise:.1%} ({quiet:.1%} simulated), latency of {A} by {_spread(real.seen):.0%} "

@@ -11,17 +11,20 @@ region. SP3 varies fanout and shuffle time, SP4 the load. Measured from the mome
 The paper does not say how fast a proxy's uplink is nor whether it has the same F. Three *readings*: `literal` (1 Gb/s,
 the clients' F), `fast-uplink` (10 Gb/s, the clients' F) and `own-fanout` (1 Gb/s, F = 1 for the proxy). The product's
 defaults are `fast-uplink`. In all three a client that hears no news asks a neighbour, which is not in the paper
-(decision 0005); `no-probe` is `fast-uplink` without that. At scale quick there are 100 clients per region and fewer
-points.
+(decision 0005); `no-probe` is `fast-uplink` without that. These begin with views drawn evenly. Three more begin with
+the proxy in every view (A1.28) and gossip for 200 rounds before the load comes: `aged-views` by the product's rule,
+`paper-views` by the paper's (A1.26) and without the probe, `paper-views-probe` with it. At scale quick there are 100
+clients per region and fewer points.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -45,23 +48,42 @@ WINDOW = 0.005  # ours: a batch is 5 ms of load (decision 0005)
 GIGABIT = 1e9  # SP3
 LATENCY = {("r1", "r2"): 0.010}  # one way; all other pairs 35 ms
 ADVERTISE = 0.1  # ours: so that regions subscribe to each other soon; in steady state it does not matter
-FIRST_BATCHES = 0.01  # simulated seconds: of load at the very start, so that there is something to subscribe to
-DRIVEN = 0.7  # when the drivers begin, and all subscriptions are there
-STEADY = DRIVEN + 0.3  # SP3: measured from 300 ms on
+FIRST_BATCHES = 0.01  # simulated seconds: of load long before the drivers, so that there is something to subscribe to
+DRIVEN = 0.7  # seconds later the drivers begin, and all subscriptions are there
+SETTLED = 0.3  # SP3: measured from 300 ms on
+STEADY = DRIVEN + SETTLED
 GRACE = 0.3  # seconds in which a batch must be everywhere before it counts as unfinished
 CLIENTS = {"quick": 100, "full": 1000}
 MEASURED = {"quick": 0.6, "full": 0.8}  # simulated seconds
-READINGS = {  # proxy's uplink in clients' uplinks, proxy's own fanout (None: as the clients')
-    "literal": (1.0, None),
-    "fast-uplink": (10.0, None),
-    "own-fanout": (1.0, 1),
-    "no-probe": (10.0, None),
+GOSSIP = 0.1  # seconds between rounds before the load, where views grow old
+ROUNDS = {"quick": 50, "full": 200}  # of them
+
+
+class Reading(NamedTuple):
+    """What the paper leaves open, or we do differently."""
+
+    uplink: float = 10.0  # of the proxy, in clients' uplinks
+    own: int | None = None  # fanout of the proxy; None: as the clients'
+    probe: bool = True
+    merge: Literal["swap", "paper"] = "swap"
+    aged: bool = False  # views come from gossip, not from a draw
+    fanouts: tuple[int, ...] = ()  # at which it is tried; all, if none are named
+    shuffles: tuple[float, ...] = ()  # likewise
+
+
+READINGS = {
+    "literal": Reading(uplink=1.0),
+    "fast-uplink": Reading(),
+    "own-fanout": Reading(uplink=1.0, own=1),
+    "no-probe": Reading(probe=False, fanouts=(2, 4)),  # the small one that long shuffle times hurt, the paper's best
+    "aged-views": Reading(aged=True, fanouts=(4,), shuffles=(0.03,)),
+    "paper-views": Reading(aged=True, merge="paper", probe=False, fanouts=(4,), shuffles=(0.03,)),
+    "paper-views-probe": Reading(aged=True, merge="paper", fanouts=(4,), shuffles=(0.03,)),
 }
 PRODUCT = "fast-uplink"
 NO_PROBE = "no-probe"
 SHUFFLES = {"quick": (0.03, 0.3), "full": (0.03, 0.3)}
 FANOUTS = {"quick": (2, 4, 8), "full": (2, 3, 4, 5, 6, 8)}
-NO_PROBE_FANOUTS = (2, 4)  # of that reading: the small one that long shuffle times hurt, and the paper's best
 SEEDS = {"quick": 2, "full": 5}
 LOADS = tuple((1 + 2 * at) / 6 for at in range(6))  # SP4: 1/6, then 1/3 more each, to 11/6
 LOAD_FANOUTS = {"quick": (4, 8), "full": (3, 4, 5, 8)}
@@ -79,10 +101,11 @@ def scenario(
     rate: float = RATE,
     view: int = 20,
     recv_seconds: float = 0.5,
+    driven: float = DRIVEN,
     seconds: float,
 ) -> Scenario:
     """SP3's set-up; latencies between regions stand for three coasts of the United States."""
-    uplink, own = READINGS[reading]
+    chosen = READINGS[reading]
     batch = max(1, round(rate * load * WINDOW))
     names = [f"r{at}" for at in range(regions)]
     return Scenario(
@@ -92,7 +115,7 @@ def scenario(
                 name,
                 replicas=3,
                 clients=clients,
-                proxy_uplink=uplink * GIGABIT,
+                proxy_uplink=chosen.uplink * GIGABIT,
                 proxy_downlink=10 * GIGABIT,
                 client_uplink=GIGABIT,
                 client_downlink=GIGABIT,
@@ -111,19 +134,23 @@ def scenario(
                 start=start,
                 stop=stop,
             )
-            for role, start, stop in (("first", 0.0, FIRST_BATCHES), ("driver", DRIVEN, math.inf))
+            for role, start, stop in (
+                ("first", driven - DRIVEN, driven - DRIVEN + FIRST_BATCHES),
+                ("driver", driven, math.inf),
+            )
             for at, name in enumerate(names)
         ),
         protocol=Protocol(
             advertise_period=ADVERTISE,
-            gossip=1.0,
-            warm_views=True,
+            gossip=GOSSIP if chosen.aged else 1.0,
+            warm_views=not chosen.aged,
+            merge=chosen.merge,
             view=view,
             fanout=fanout,
             shuffle=shuffle,
-            proxy_fanout=own or fanout,
+            proxy_fanout=chosen.own or fanout,
             proxy_shuffle=shuffle,
-            probe=0.0 if reading == NO_PROBE else Protocol().probe,
+            probe=Protocol().probe if chosen.probe else 0.0,
             recv_seconds=recv_seconds,
         ),
     )
@@ -173,21 +200,26 @@ class Meter:
 
 def measure(point: Mapping[str, Any]) -> list[Row]:
     """One setting: a row per region of origin, each with the numbers of the whole."""
-    end = STEADY + point["seconds"]
-    setting = {name: value for name, value in point.items() if name not in ("clients", "seconds", "seed")}
-    plan = scenario(point["clients"], seconds=end, **setting)
+    driven = DRIVEN + point.get("rounds", 0) * GOSSIP
+    steady = driven + SETTLED
+    end = steady + point["seconds"]
+    setting = {name: value for name, value in point.items() if name not in ("clients", "rounds", "seconds", "seed")}
+    plan = scenario(point["clients"], driven=driven, seconds=end, **setting)
     deployment = Deployment(plan, point["seed"], record=True, check=False, trace=False)
     world = deployment.world
     world.start()
     batch = plan.publishers[0].batch
     meter = Meter(deployment, batch, int(end / WINDOW) + 2)
-    world.run(STEADY)
+    world.run(driven)
+    known = _in_degrees(deployment)
+    world.run(steady)
     sent = _sent(deployment)
     world.run(end)
     if world.failures:
         raise RuntimeError(world.failures[0].traceback)
     uplink = (_sent(deployment) - sent) / len(meter.clients) / point["seconds"]
-    return [{**row, "uplink": uplink} for row in _rows(meter, end, plan)]
+    views = {"in_degree_sd": float(known.std()), "unknown": int((known == 0).sum())}
+    return [{**row, **views, "uplink": uplink} for row in _rows(meter, steady, end, plan)]
 
 
 def _sent(deployment: Deployment) -> int:
@@ -195,17 +227,24 @@ def _sent(deployment: Deployment) -> int:
     return sum(deployment.world.hosts[node].sent_bytes for nodes in deployment.clients.values() for node in nodes)
 
 
-def _rows(meter: Meter, end: float, plan: Scenario) -> list[Row]:
+def _in_degrees(deployment: Deployment) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """In how many views of clients each client stands."""
+    nodes = [node for nodes in deployment.clients.values() for node in nodes]
+    seen = Counter(peer for node in nodes for peer in deployment.client(node).views.view)
+    return np.array([seen[node] for node in nodes])
+
+
+def _rows(meter: Meter, steady: float, end: float, plan: Scenario) -> list[Row]:
     load = sum(publisher.rate for publisher in plan.publishers if publisher.stop == math.inf)
-    count = sum(int(((at >= STEADY) & (at < end)).sum()) for at in meter.delivered.values())
-    throughput = count * meter.batch / len(meter.clients) / (end - STEADY)
+    count = sum(int(((at >= steady) & (at < end)).sum()) for at in meter.delivered.values())
+    throughput = count * meter.batch / len(meter.clients) / (end - steady)
     rows = []
     for at, stream in enumerate(meter.streams):
         arrived = meter.arrived[at]
         known = np.isfinite(arrived)
         latency = np.where(known, meter.delivered[stream].max(axis=0) - np.where(known, arrived, 0.0), np.inf)
-        due = (arrived >= STEADY - WINDOW) & (arrived < end - GRACE)
-        done = latency[(arrived >= STEADY - WINDOW) & (arrived < end)]
+        due = (arrived >= steady - WINDOW) & (arrived < end - GRACE)
+        done = latency[(arrived >= steady - WINDOW) & (arrived < end)]
         done = done[np.isfinite(done)]
         rows.append(
             {
@@ -223,7 +262,8 @@ def _rows(meter: Meter, end: float, plan: Scenario) -> list[Row]:
 
 
 def _point(scale: str, **setting: Any) -> Point:
-    return {"clients": CLIENTS[scale], "seconds": MEASURED[scale], **setting}
+    rounds = {"rounds": ROUNDS[scale]} if READINGS[setting["reading"]].aged else {}
+    return {"clients": CLIENTS[scale], "seconds": MEASURED[scale], **rounds, **setting}
 
 
 def fanout_points(scale: str) -> list[Point]:
@@ -232,8 +272,8 @@ def fanout_points(scale: str) -> list[Point]:
         _point(scale, load=1.0, fanout=fanout, shuffle=shuffle, reading=reading, seed=seed)
         for fanout in sorted(FANOUTS[scale], reverse=True)
         for shuffle in SHUFFLES[scale]
-        for reading in READINGS
-        if reading != NO_PROBE or fanout in NO_PROBE_FANOUTS
+        for reading, chosen in READINGS.items()
+        if fanout in (chosen.fanouts or FANOUTS[scale]) and shuffle in (chosen.shuffles or SHUFFLES[scale])
         for seed in range(SEEDS[scale])
     ]
 
@@ -252,9 +292,11 @@ def load_points(scale: str) -> list[Point]:
 
 BY_SETTING = """
     select reading, fanout, shuffle, max(offered) offered, avg(throughput) throughput, avg(goodput) goodput,
-           coalesce(stddev(throughput), 0) sd, avg(latency) latency, sum(unfinished) unfinished, count(*) runs
+           coalesce(stddev(throughput), 0) sd, avg(latency) latency, sum(unfinished) unfinished, count(*) runs,
+           coalesce(stddev(latency), 0) latency_sd, avg(in_degree_sd) in_degree_sd, avg(unknown) unknown
     from (select reading, fanout, shuffle, seed, max(offered) offered, max(throughput) throughput,
-                 max(goodput) goodput, avg(latency_mean) latency, sum(unfinished) unfinished
+                 max(goodput) goodput, avg(latency_mean) latency, sum(unfinished) unfinished,
+                 max(in_degree_sd) in_degree_sd, max(unknown) unknown
           from results group by reading, fanout, shuffle, seed)
     group by reading, fanout, shuffle order by reading, shuffle, fanout"""
 RANKED = f"""
@@ -276,6 +318,7 @@ def report_fanout(sql: Sql, scale: str, out: Path) -> Findings:
         _catch_up(settings),
         _variance(settings),
         _literal(settings),
+        _views(settings),
         _derived(),
     ]
     drawn = figures.draw(out, "sp3-fanout", lambda axes: paint_fanout(settings, axes))
@@ -405,7 +448,7 @@ def _variance(settings: list[Row]) -> Claim:
 
 def _literal(settings: list[Row]) -> Claim:
     shares = {}
-    for reading in [name for name in READINGS if name != NO_PROBE]:
+    for reading in ("literal", "fast-uplink", "own-fanout"):
         row = _pick(settings, reading, fanout=4, shuffle=0.03)
         shares[reading] = f"{reading} {_share(row):.0%} in {_ms(row['latency'])}"
     collapsed = _share(_pick(settings, "literal", fanout=4, shuffle=0.03))
@@ -421,6 +464,36 @@ def _literal(settings: list[Row]) -> Claim:
         if collapsed < 0.9 and fine > 0.98
         else "See the table: how far a reading falls depends on how many clients lag, and with that on their number.",
     )
+
+
+def _views(settings: list[Row]) -> Claim:
+    ours, paper, probed = (
+        _pick(settings, name, fanout=4, shuffle=0.03) for name in ("aged-views", "paper-views", "paper-views-probe")
+    )
+    uneven = paper["in_degree_sd"] > 2 * ours["in_degree_sd"]
+    tail = _late(paper) > 1.5 * _late(ours)
+    mended = _late(probed) < 1.5 * _late(ours)
+    return Claim(
+        "ours.views",
+        "Ours: the rule by which views are merged sets the tail. Under the paper's some clients are in few views or "
+        "none and hear late; a probe by those who hear nothing mends it.",
+        "at F=4 and 30 ms, after long gossip: in-degrees more than twice as uneven by the paper's rule, and latency to "
+        "all clients more than half as much again; with the probe less than that",
+        "; ".join(
+            f"{row['reading']}: in-degree sd {row['in_degree_sd']:.1f}, {row['unknown']:.0f} in nobody's view, "
+            f"{_share(row):.0%} in {_ms(row['latency'])}, {row['unfinished']} batches unfinished"
+            for row in (ours, paper, probed)
+        ),
+        uneven and tail and mended,
+        ""
+        if uneven and tail and mended
+        else "With 100 clients and a view of 20 everybody knows a fifth of all; the tail grows with the region.",
+    )
+
+
+def _late(row: Row) -> float:
+    """Mean latency to all clients; batches that never get there count as never."""
+    return math.inf if row["latency"] is None or row["unfinished"] else float(row["latency"])
 
 
 def _derived() -> Claim:
@@ -444,7 +517,7 @@ READING_COLORS = {
     "fast-uplink": figures.BLUE,
     "own-fanout": figures.GREEN,
     "no-probe": figures.PURPLE,
-}
+}  # of those with several fanouts
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 
 
@@ -614,7 +687,7 @@ EXPERIMENTS = (
         "Figure 5b: throughput by fanout and shuffle time",
         (
             *("SP3.best", "SP3.large-fanout", "SP3.small-fanout", "SP3.shuffle", "SP3.catch-up", "SP3.variance"),
-            *("ours.readings", "SP3d"),
+            *("ours.readings", "ours.views", "SP3d"),
         ),
         "fanout",
     ),

@@ -324,7 +324,7 @@ class InterRegion:
             own = self.progress(stream)
             if src == expect.source:
                 effects.extend(self._refresh(now, stream, expect, advertised, own))
-            elif region == expect.region or (advertised > own and self._pays(now, stream, region, advertised)):
+            elif region == expect.region or self._pays(now, stream, region, advertised, own):
                 if expect.source is not None:
                     effects.extend([Send(expect.source, Unsubscribe(stream)), Report("source_switch")])
                 if expect.region == self.streams[stream]:
@@ -340,13 +340,18 @@ class InterRegion:
         sources = [(self.expects.pop(stream).source, stream) for stream in own]
         return [Send(source, Unsubscribe(stream)) for source, stream in sources if source is not None]
 
-    def _pays(self, now: Time, stream: StreamId, region: RegionId, advertised: int) -> bool:
+    def _pays(self, now: Time, stream: StreamId, region: RegionId, advertised: int, own: int) -> bool:
         """The switch rule, multiplied out: ahead of what the source last advertised by more than C / elapsed.
 
         Without a fixed C it scales with the rate seen since then, (advertised - horizon) / elapsed, which cancels.
+        An owner that is preferred again need not be ahead: its next event will come the short way.
         """
         expect = self.expects[stream]
-        if expect.source is None or (region == self.streams[stream] and now >= expect.forgiven):
+        if region == self.streams[stream] and now >= expect.forgiven:
+            return advertised >= own
+        if advertised <= own:
+            return False
+        if expect.source is None:
             return True
         elapsed = now - expect.time
         if self.settings.c is None:
