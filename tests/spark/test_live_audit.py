@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tidings
@@ -113,6 +118,27 @@ def test_a_cluster_is_judged_while_it_runs(spark: Any, small: Cluster) -> None:
     assert {each["subscriber"] for each in result["violations"]} == {"liar"}
     assert result["latency_ms_by_region"]["r0"]["p99"] > 0 and result["waiting"] == 0
     assert [each["violation"]["fault"] for each in doings.news if "violation" in each] == ["missing", "never published"]
+
+
+def test_when_it_is_interrupted_it_says_what_it_has_found(small: Cluster, tmp_path: Path) -> None:
+    fresh(small, "prices", ROWS, gc="none")
+    with (
+        sync.connect(small.url, receipts=True, client_id="desk") as desk,
+        desk.subscribe("prices", start="earliest") as prices,
+    ):
+        while prices.next().seq < ROWS:
+            pass
+        kept = tmp_path / "evidence.parquet"
+        command = [sys.executable, "-m", "tidings.cli.app", "audit", "--live", "--json", "--interval", "0.2"]
+        with subprocess.Popen([*command, "--evidence", kept, "--url", small.url], stdout=subprocess.PIPE) as audit:
+            assert audit.stdout is not None
+            said = json.loads(audit.stdout.readline())
+            audit.send_signal(signal.SIGINT)
+            *_, last = audit.stdout.readlines()
+    assert audit.returncode == 0 and said["verdict"] == "proved"
+    summary = json.loads(last)
+    assert (summary["proved"], summary["found"], summary["events"]) == (1, 0, ROWS)
+    assert pq.read_table(kept)["verdict"].unique().to_pylist() == ["proved"]
 
 
 def test_evidence_adds_up_and_only_what_changes_is_told() -> None:

@@ -56,7 +56,7 @@ def audit(
     if live:
         if lake is not None:
             raise typer.BadParameter("--live reads the cluster and no lake: leave out one of --live and --lake")
-        result = _live(url, token or "", master, _ending(seconds), interval, patience, evidence, as_json)
+        result = _live(url, token or "", master, seconds, interval, patience, evidence, as_json)
     else:
         result = _batch(lake, evidence, url, token or "", master)
     emit(result, as_json, lambda: show(result))
@@ -89,7 +89,7 @@ def _live(
     url: str,
     token: str,
     master: str,
-    over: Callable[[], bool],
+    seconds: float | None,
     interval: float,
     patience: float,
     evidence: Path | None,
@@ -115,6 +115,7 @@ def _live(
 
         with _mute():
             session = stack.enter_context(spark(master, "tidings audit"))
+        over = _ending(seconds)
         if sys.stderr.isatty():
             print(f"judging what subscribers of {url} are handed; Ctrl-C ends it", file=sys.stderr, flush=True)
         return Live(session, url, tell, token=token, interval=interval, patience=patience).run(over)
@@ -134,7 +135,7 @@ def _mute() -> Iterator[None]:
 
 
 def _ending(seconds: float | None) -> Callable[[], bool]:
-    """Whether it is time, or somebody has asked for it."""
+    """Whether it is time, or somebody has asked for it; to be called when Spark has set its own handlers of signals."""
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda got, _: stopped.append(got))

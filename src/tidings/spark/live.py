@@ -306,10 +306,13 @@ class Live:
         return to.trigger(processingTime=f"{self.interval} seconds").start()
 
     def _follow(self, query: StreamingQuery, sources: list[Source], until: Callable[[], bool]) -> None:
-        """Wait until it is over, or streams have come or changed, and then for the batch that runs."""
+        """Wait until it is over, or streams come or change; then for the batch that runs, longest for the first."""
         self._watch(query, sources, until)
-        deadline = time.monotonic() + LOOK * 5
-        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        asked = time.monotonic()
+        while query.isActive and time.monotonic() - asked < (TIMEOUT if self._batch < 0 else LOOK * 5):
+            status = query.status
+            if not status["isTriggerActive"] and not status["message"].startswith("Initializing"):
+                break
             time.sleep(LOOK / 50)
 
     def _watch(self, query: StreamingQuery, sources: list[Source], until: Callable[[], bool]) -> None:
