@@ -6,7 +6,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-ALONE = ("tests/spark/test_faults.py", "tests/spark/test_pipeline.py")
+ALONE = "tests/spark/test_faults.py"
 """Tests of Spark that start drivers of their own and have no use for the session."""
 
 

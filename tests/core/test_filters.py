@@ -336,7 +336,7 @@ def table_of(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 MANY = settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 
@@ -549,7 +549,7 @@ def test_what_is_not_in_the_language_is_refused_with_its_place(
     assert isinstance(error, BadInput)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.text(
         st.sampled_from("loc qty ok 1'\"`\\()<>=-+*/,.;:[]{}?$@!|&%\nandornotinlikecasewhenthenendisnullX"), max_size=30

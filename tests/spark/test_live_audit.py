@@ -19,7 +19,7 @@ import tidings
 from spark.rig import Cluster, fresh, table
 from tidings import sync
 from tidings.protocols.receipts import Receipt
-from tidings.spark.live import EVIDENCE, WAITING, Live, StreamAudit, Total
+from tidings.spark.live import EVIDENCE, WAITING, StreamAudit, Total
 
 ROWS = 120
 
@@ -31,114 +31,59 @@ def small(tmp_path: Path) -> Iterator[Cluster]:
     made.stop()
 
 
+def read(prices: Any, end: int) -> None:
+    while prices.next().seq < end:
+        pass
+
+
 async def lie(url: str, *receipts: Receipt) -> None:
     """Send receipts that no client of ours sends."""
     async with tidings.connect(url) as t:
         await t._send_receipts(receipts)
 
 
-class Doings:
-    """What happens while the audit runs: one step after the other, each when the audit has seen the one before."""
-
-    def __init__(self, cluster: Cluster, desk: Any, follow: Any) -> None:
-        self.cluster, self.desk, self.prices = cluster, desk, follow
-        self.live: Live | None = None
-        self.news: list[dict[str, Any]] = []
-        self.steps = [self.publish, self.plant, self.over]
-        self.deadline = time.monotonic() + 120
-
-    def read(self, end: int) -> None:
-        while self.prices.next().seq < end:
-            pass
-
-    def until(self) -> bool:
-        assert self.live is not None
-        if self.steps and self.steps[0]():
-            del self.steps[0]
-        return not self.steps or time.monotonic() > self.deadline
-
-    def proved(self, stream: str, events: int) -> bool:
-        assert self.live is not None
-        mine = [pair for (_, name), pair in self.live.total.pairs.items() if name == stream]
-        return sum([pair["events"] for pair in mine]) >= events
-
-    def publish(self) -> bool:
-        if not self.proved("prices", ROWS):
-            return False
-        with self.cluster.connect() as t:
+def test_a_cluster_is_judged_while_it_runs_and_when_it_is_interrupted_the_audit_sums_up(
+    small: Cluster, tmp_path: Path
+) -> None:
+    kept = tmp_path / "evidence.parquet"
+    command = [sys.executable, "-m", "tidings.cli.app", "audit", "--live", "--json", "--interval", "0.2"]
+    command += ["--patience", "2", "--evidence", str(kept), "--url", small.url]
+    fresh(small, "prices", ROWS, gc="none")
+    with (
+        sync.connect(small.url, receipts=True, client_id="desk") as desk,
+        desk.subscribe("prices", start="earliest") as prices,
+        subprocess.Popen(command, stdout=subprocess.PIPE) as audit,
+    ):
+        assert audit.stdout is not None
+        read(prices, ROWS)
+        assert json.loads(audit.stdout.readline())["verdict"] == "proved"
+        with small.connect() as t:
             t.publish_table("prices", table(ROWS))
-            self.read(2 * ROWS)
+            read(prices, 2 * ROWS)
             t.create_stream("later")
             t.publish("later", payload=b"x")
-            with self.desk.subscribe("later", start="earliest") as later:
+            with desk.subscribe("later", start="earliest") as later:
                 later.next()
-        return True
-
-    def plant(self) -> bool:
-        if not (self.proved("prices", 2 * ROWS) and self.proved("later", 1)):
-            return False
-        assert self.live is not None and self.live.total.found == 0
-        said = {
-            "subscriber": "liar",
-            "incarnation": 1,
-            "stream": "prices",
-            "lens": "",
-            "hash_sum": 0,
-            "time": time.time(),
-        }
+        news = json.loads(audit.stdout.readline())
+        assert (news["verdict"], news["stream"]) == ("proved", "later")
+        said = {"subscriber": "liar", "incarnation": 1, "stream": "prices", "lens": "", "hash_sum": 0}
+        said |= {"time": time.time()}
         short = Receipt(**said, n=1, lo=1, hi=11, asof=1, rows=9)
         never = Receipt(**said, n=2, lo=11, hi=10 * ROWS, asof=11, rows=2 * ROWS - 10)  # a clock tells
-        self.cluster.do(lie(self.cluster.url, short, never, short))
-        return True
-
-    def over(self) -> bool:
-        assert self.live is not None
-        return self.live.total.found >= 2
-
-
-def test_a_cluster_is_judged_while_it_runs(spark: Any, small: Cluster) -> None:
-    fresh(small, "prices", ROWS, gc="none")
-    with (
-        sync.connect(small.url, receipts=True, client_id="desk") as desk,
-        desk.subscribe("prices", start="earliest") as prices,
-    ):
-        doings = Doings(small, desk, prices)
-        doings.read(ROWS)
-        live = Live(spark, small.servers, lambda news, _: doings.news.extend(news), interval=0.2, patience=2.0)
-        doings.live = live
-        result = live.run(doings.until)
-    verdicts = {key: verdict.value for key, verdict in live.total.verdicts.items()}
-    (desk_name,) = {subscriber for subscriber, _ in verdicts if subscriber != "liar"}
-    assert verdicts == {
-        (desk_name, "prices"): "proved",
-        (desk_name, "later"): "proved",
-        ("liar", "prices"): "violated",
-    }
-    assert [each["fault"] for each in result["violations"]] == ["missing", "never published"]
-    assert {each["subscriber"] for each in result["violations"]} == {"liar"}
-    assert result["latency_ms_by_region"]["r0"]["p99"] > 0 and result["waiting"] == 0
-    assert [each["violation"]["fault"] for each in doings.news if "violation" in each] == ["missing", "never published"]
-
-
-def test_when_it_is_interrupted_it_says_what_it_has_found(small: Cluster, tmp_path: Path) -> None:
-    fresh(small, "prices", ROWS, gc="none")
-    with (
-        sync.connect(small.url, receipts=True, client_id="desk") as desk,
-        desk.subscribe("prices", start="earliest") as prices,
-    ):
-        while prices.next().seq < ROWS:
-            pass
-        kept = tmp_path / "evidence.parquet"
-        command = [sys.executable, "-m", "tidings.cli.app", "audit", "--live", "--json", "--interval", "0.2"]
-        with subprocess.Popen([*command, "--evidence", kept, "--url", small.url], stdout=subprocess.PIPE) as audit:
-            assert audit.stdout is not None
-            said = json.loads(audit.stdout.readline())
-            audit.send_signal(signal.SIGINT)
-            *_, last = audit.stdout.readlines()
-    assert audit.returncode == 0 and said["verdict"] == "proved"
-    summary = json.loads(last)
-    assert (summary["proved"], summary["found"], summary["events"]) == (1, 0, ROWS)
-    assert pq.read_table(kept)["verdict"].unique().to_pylist() == ["proved"]
+        small.do(lie(small.url, short, never, short))
+        found: list[str] = []
+        while len(found) < 2:
+            found += [each["fault"] for each in [json.loads(audit.stdout.readline()).get("violation")] if each]
+        audit.send_signal(signal.SIGINT)
+        *_, last = audit.stdout.readlines()
+    assert audit.returncode == 3, "violations"
+    assert found == ["missing", "never published"]
+    result = json.loads(last)
+    assert (result["subscribers"], result["proved"], result["violated"], result["waiting"]) == (2, 2, 1, 0)
+    assert [(each["subscriber"], each["fault"]) for each in result["violations"]] == [("liar", each) for each in found]
+    assert result["latency_ms_by_region"]["r0"]["p99"] > 0
+    evidence = pq.read_table(kept).to_pylist()
+    assert sum([each["events"] for each in evidence if each["subscriber"] != "liar"]) == 2 * ROWS + 1
 
 
 def test_evidence_adds_up_and_only_what_changes_is_told() -> None:
