@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 INTERVAL = 2.0  # seconds between batches; ours
 LEASE = 120.0  # seconds that a lease outlives whoever runs this; ours: the next one begins anew
+RETRIES = 2  # of a query that fails, from its checkpoint, without a batch in between; ours: an executor may be lost
 WAITS = 100_000  # latencies of a region of which percentiles are told, the newest; ours
 INPUT = "stream string, what string, body binary"
 """Batches on their way to the state of their stream: rows, covers or receipts, as Arrow IPC."""
@@ -257,6 +258,7 @@ class Live:
             sources = self._sources(stack)
             for source in sources:
                 stack.callback(source.leave)
+            failed, batch = 0, self._batch
             while not until():
                 query = self._start(sources, self._look(sources, folder), folder)
                 try:
@@ -264,8 +266,12 @@ class Live:
                     error = query.exception()  # before it is stopped: that may interrupt a batch, which is no failure
                 finally:
                     query.stop()
+                if self._batch > batch:
+                    failed, batch = 0, self._batch
                 if error:
-                    raise LiveFailed(f"the live audit has failed: {str(error).strip().splitlines()[0]}")
+                    failed += 1
+                    if failed > RETRIES:
+                        raise LiveFailed(f"the live audit has failed: {' '.join(str(error).split())[:500]}")
         return self.total.summary()
 
     def _sources(self, stack: ExitStack) -> list[Source]:
