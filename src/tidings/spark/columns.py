@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +24,7 @@ from tidings.core.ranges import Ranges
 from tidings.core.rows import ROW_SCHEMA, WHERE, ArrowRows, Origin
 
 TIME = pa.timestamp("us", tz="UTC")
+EPOCH = datetime.fromtimestamp(0.0, UTC)
 FIXED: dict[str, pa.DataType] = {
     "stream": pa.string(),
     "seq": pa.int64(),
@@ -175,10 +177,15 @@ def _spread(rows: ArrowRows, values: Sequence[int]) -> np.ndarray[tuple[int], np
     return np.repeat(np.array(values, dtype=np.int64), _counts(rows))
 
 
+def _micros(at: float) -> int:
+    """As a subscriber is told: a product would sometimes be rounded to the next one."""
+    return (datetime.fromtimestamp(at, UTC) - EPOCH) // timedelta(microseconds=1)
+
+
 def _times(rows: ArrowRows) -> pa.Array:
     if not rows.origins:
         return pa.nulls(rows.count, TIME)
-    micros = _spread(rows, [round(origin.at * 1e6) for origin in rows.origins])
+    micros = _spread(rows, [_micros(origin.at) for origin in rows.origins])
     return pa.Array.from_buffers(TIME, rows.count, [None, pa.py_buffer(micros)])
 
 
