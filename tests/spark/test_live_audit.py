@@ -19,7 +19,7 @@ import tidings
 from spark.rig import Cluster, fresh, table
 from tidings import sync
 from tidings.protocols.receipts import Receipt
-from tidings.spark.live import EVIDENCE, WAITING, StreamAudit, Total
+from tidings.spark.live import EVIDENCE, WAITING, Live, LiveFailed, StreamAudit, Total
 
 ROWS = 120
 
@@ -84,6 +84,44 @@ def test_a_cluster_is_judged_while_it_runs_and_when_it_is_interrupted_the_audit_
     assert result["latency_ms_by_region"]["r0"]["p99"] > 0
     evidence = pq.read_table(kept).to_pylist()
     assert sum([each["events"] for each in evidence if each["subscriber"] != "liar"]) == 2 * ROWS + 1
+
+
+def test_a_batch_that_runs_again_is_counted_once_and_a_failure_that_stays_is_told(
+    spark: Any, small: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidings.spark.live.RETRIES", 1)
+    fresh(small, "prices", ROWS, gc="none")
+    told: list[Any] = []
+
+    def tell(news: list[Any], evidence: list[Any]) -> None:
+        told.append(evidence)
+        if len(told) == 1:
+            raise RuntimeError("nobody listens")  # after it was counted: Spark runs the batch again
+
+    with (
+        sync.connect(small.url, receipts=True, client_id="desk") as desk,
+        desk.subscribe("prices", start="earliest") as prices,
+        small.connect() as t,
+    ):
+        read(prices, ROWS)
+        more = iter([True])
+
+        def over() -> bool:
+            if told and next(more, False):
+                t.publish_table("prices", table(ROWS))
+                read(prices, 2 * ROWS)
+            return len(told) > 1 or time.monotonic() > end
+
+        end = time.monotonic() + 120
+        result = Live(spark, small.url, tell, interval=0.2).run(over)
+    assert (result["proved"], result["events"], len(told)) == (1, 2 * ROWS, 2)
+
+    def fail(self: Live, found: Any, batch: int) -> None:
+        raise RuntimeError("no room for evidence")
+
+    monkeypatch.setattr(Live, "_take", fail)
+    with pytest.raises(LiveFailed, match="no room for evidence"):
+        Live(spark, small.url, interval=0.2).run(lambda: False)
 
 
 def test_evidence_adds_up_and_only_what_changes_is_told() -> None:

@@ -8,14 +8,21 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark.rig import Cluster, fresh, options, table, until_forgotten
 from tidings.client.errors import AsofGone, BadInput, LeaseExpired, UnknownStream
+from tidings.client.events import events_of
+from tidings.core.rows import ArrowRows, Origin, data_rows
+from tidings.core.span import Span
 from tidings.protocols.leases import LeaseState
 from tidings.server.looking import Target, declare_lost
 from tidings.spark import source
+from tidings.spark.columns import FIXED, Columns
 from tidings.spark.options import BATCH_SECONDS, LEASE_SECONDS, ReadOptions
 from tidings.spark.source import BatchReader, DataLoss, Range, StreamReader, forgotten, plan, schema_of, shares
 
@@ -54,6 +61,14 @@ def test_options_as_they_are_given() -> None:
 def test_an_option_that_makes_no_sense_says_so(wrong: dict[str, str], says: str) -> None:
     with pytest.raises(BadInput, match=says):
         ReadOptions.parse(GIVEN | wrong)
+
+
+@given(st.floats(0, 4e9))
+def test_the_time_of_publishing_is_what_a_subscriber_is_told(at: float) -> None:
+    rows = ArrowRows(None, data_rows(7, [b"k"], [b"x"]).batch, (Origin(7, 8, "p", at=at, region="r0"),), 7)
+    [event] = events_of(Span("s", 7, 8, 8, rows))
+    told = Columns(pa.schema([("published_at", FIXED["published_at"])])).batch("s", rows)
+    assert told["published_at"].to_pylist() == [event.published_at]
 
 
 def test_options_of_the_other_kind_of_query_are_refused() -> None:

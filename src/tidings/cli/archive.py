@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from tidings.cli.options import DEFAULT_URL, Token, Url
 from tidings.cli.output import Json, emit
+from tidings.cli.stopping import asked_to_stop
 from tidings.cli.where import DIRECTORY, ClusterFile, Directory
 
 if TYPE_CHECKING:
@@ -49,42 +51,35 @@ def run(
         spark(master, "tidings archive") as session,
         Archive(session, found, url, lease=lease, token=token or "") as job,
     ):
-        snapshot = job.once() if once else _until_interrupted(job, interval)
+        snapshot = job.once() if once else job.run(asked_to_stop(), interval)
     result = _facts(found, snapshot)
     emit(result, as_json, lambda: _show(result))
 
 
-def _until_interrupted(job: Any, interval: float) -> Snapshot:
-    import signal
-
-    stopped: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda got, _: stopped.append(got))
-    snapshot: Snapshot = job.run(lambda: bool(stopped), interval)
-    return snapshot
-
-
 def _facts(lake: Lake, snapshot: Snapshot) -> dict[str, Any]:
-    rows: dict[str, int] = {}
+    rows = Counter[str]()
     for file in snapshot.files.values():
-        rows[file.stream] = rows.get(file.stream, 0) + file.rows
+        rows[file.stream] += file.rows
     streams = [
-        {"name": name, "end": snapshot.end(name), "rows": rows.get(name, 0), "missing": _missing(snapshot, name, rows)}
-        for name in snapshot.streams
+        {"name": name, "end": snapshot.end(name), **_numbers(snapshot, name, rows[name])} for name in snapshot.streams
     ]
     return {"lake": str(lake.root), "snapshot": snapshot.id, "files": len(snapshot.files), "streams": streams}
 
 
-def _missing(snapshot: Snapshot, stream: str, rows: dict[str, int]) -> int:
-    """Numbers that were collected before they were read, or since, by a compaction."""
-    return sum(cover.hi - cover.lo for cover in snapshot.coverage.get(stream, [])) - rows.get(stream, 0)
+def _numbers(snapshot: Snapshot, stream: str, rows: int) -> dict[str, int]:
+    """What became of a stream's numbers. Collected: before they were read, or since, by a compaction."""
+    covered, lost = (
+        sum([cover.hi - cover.lo for cover in snapshot.coverage.get(stream, []) if cover.lost is which])
+        for which in (False, True)
+    )
+    return {"rows": rows, "collected": covered - rows, "lost": lost}
 
 
 def _show(result: dict[str, Any]) -> None:
     from tidings.cli.output import table
 
     print(f"{result['lake']}: snapshot {result['snapshot']}, {result['files']} files")
-    table("streams", ["name", "end", "rows", "missing"], [tuple(each.values()) for each in result["streams"]])
+    table("streams", ["name", "end", "rows", "collected", "lost"], [tuple(each.values()) for each in result["streams"]])
 
 
 @app.command("compact", epilog="Example: tidings archive compact --lake /srv/lake --keep 10")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ import typer
 
 from tidings.cli.options import DEFAULT_URL, Token, Url
 from tidings.cli.output import BROKEN, Json, emit
+from tidings.cli.stopping import asked_to_stop
 
 EXAMPLE = "Example: tidings audit --lake /srv/lake"
 SHOWN = 20  # violations that are printed for a person
@@ -33,7 +33,8 @@ def audit(
         bool, typer.Option("--live", help="Judge what there is, then what comes, as it comes; until interrupted.")
     ] = False,
     seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="With --live: end after so many seconds.", show_default=False)
+        float | None,
+        typer.Option(min=0.1, help="With --live: end so many seconds after Spark has started.", show_default=False),
     ] = None,
     interval: Annotated[float, typer.Option(min=0.1, help="With --live: seconds between batches.")] = 2.0,
     patience: Annotated[
@@ -108,14 +109,14 @@ def _live(
 
         def tell(news: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
             for each in news:
-                emit(each, as_json, lambda each=each: show_news(each))  # type: ignore[misc]
+                emit(each, as_json, functools.partial(show_news, each))
             sys.stdout.flush()
             if writer is not None and rows:
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
         with _mute():
             session = stack.enter_context(spark(master, "tidings audit"))
-        over = _ending(seconds)
+        over = asked_to_stop(seconds)
         if sys.stderr.isatty():
             print(f"judging what subscribers of {url} are handed; Ctrl-C ends it", file=sys.stderr, flush=True)
         return Live(session, url, tell, token=token, interval=interval, patience=patience).run(over)
@@ -134,21 +135,12 @@ def _mute() -> Iterator[None]:
             os.close(own)
 
 
-def _ending(seconds: float | None) -> Callable[[], bool]:
-    """Whether it is time, or somebody has asked for it; to be called when Spark has set its own handlers of signals."""
-    stopped: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda got, _: stopped.append(got))
-    began = time.monotonic()
-    return lambda: bool(stopped) or (seconds is not None and time.monotonic() - began > seconds)
-
-
 def show_news(each: dict[str, Any]) -> None:
     """For a person: a violation, or a verdict that has changed."""
     if wrong := each.get("violation"):
         show_violation(wrong)
     else:
-        print(f"{each['verdict']}: {each['subscriber']} {each['stream']}, {each['events']:,} events so far")
+        print(f"{each['verdict']}: {each['subscriber']} {each['stream']}, {each['events']:,} numbers so far")
 
 
 def show_violation(each: dict[str, Any]) -> None:
@@ -164,10 +156,12 @@ def show(result: dict[str, Any]) -> None:
     if result["found"] > SHOWN:
         print(f"... and {result['found'] - SHOWN} more: --json, --evidence")
     print(
-        f"{result['subscribers']} subscribers of {result['streams']} streams, {result['events']:,} events in "
-        f"{result['receipts']:,} receipts: {result['proved']} proved, {result['violated']} violated, "
+        f"subscribers {result['subscribers']}, streams {result['streams']}, receipts {result['receipts']:,} for "
+        f"{result['events']:,} numbers: {result['proved']} proved, {result['violated']} violated, "
         f"{result['unverifiable']} unverifiable"
     )
+    if not result["receipts"]:
+        print("nothing to judge: no subscriber has sent receipts; tidings.connect(..., receipts=True) switches them on")
     if result["lost"]:
         print(
             f"LOST: {result['lost_events']:,} numbers were declared lost by their owners, to {result['lost']} of these"

@@ -227,18 +227,19 @@ def _origins(rows: ArrowRows) -> tuple[Iterable[datetime], Iterable[str]]:
     if not origins:
         return repeat(_EPOCH), repeat("")
     if len(origins) == 1:
-        return repeat(_time(origins[0].at)), repeat(origins[0].region)
+        return repeat(published_time(origins[0].at)), repeat(origins[0].region)
     if rows.seqs is None:
         counts = [origin.hi - origin.lo for origin in origins]
     else:
         starts = rows.seqs.searchsorted(np.array([origin.lo for origin in origins]))
         counts = np.diff(starts, append=rows.count).tolist()
-    times = chain.from_iterable([repeat(_time(o.at), n) for o, n in zip(origins, counts, strict=True)])
+    times = chain.from_iterable([repeat(published_time(o.at), n) for o, n in zip(origins, counts, strict=True)])
     first = origins[0].region
     if all([origin.region == first for origin in origins]):
         return times, repeat(first)
     return times, chain.from_iterable([repeat(o.region, n) for o, n in zip(origins, counts, strict=True)])
 
 
-def _time(at: float) -> datetime:
+def published_time(at: float) -> datetime:
+    """When something was published, of the seconds that its origin says."""
     return datetime.fromtimestamp(at, UTC)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tidings.client.events import KINDS, LOST
+from tidings.client.events import KINDS, LOST, published_time
 from tidings.core.errors import BadInput
 from tidings.core.filters import AttrType, parse_attributes
 from tidings.core.hashing import content_hashes
@@ -24,7 +24,7 @@ from tidings.core.ranges import Ranges
 from tidings.core.rows import ROW_SCHEMA, WHERE, ArrowRows, Origin
 
 TIME = pa.timestamp("us", tz="UTC")
-EPOCH = datetime.fromtimestamp(0.0, UTC)
+EPOCH = published_time(0.0)
 FIXED: dict[str, pa.DataType] = {
     "stream": pa.string(),
     "seq": pa.int64(),
@@ -179,7 +179,7 @@ def _spread(rows: ArrowRows, values: Sequence[int]) -> np.ndarray[tuple[int], np
 
 def _micros(at: float) -> int:
     """As a subscriber is told: a product would sometimes be rounded to the next one."""
-    return (datetime.fromtimestamp(at, UTC) - EPOCH) // timedelta(microseconds=1)
+    return (published_time(at) - EPOCH) // timedelta(microseconds=1)
 
 
 def _times(rows: ArrowRows) -> pa.Array:

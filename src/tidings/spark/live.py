@@ -29,7 +29,7 @@ from tidings.check.audit import Verdict
 from tidings.client.url import SCHEME
 from tidings.core.errors import TidingsError
 from tidings.core.ids import NEVER, RegionId, StreamId, is_internal
-from tidings.spark.archive import BATCH, LOOK, TIMEOUT, Source, regions_of
+from tidings.spark.archive import BATCH, TIMEOUT, Source, regions_of
 from tidings.spark.audit import EVIDENCE, SHOWN, SPARK_EVIDENCE, Facts, percentiles
 from tidings.spark.lake import Lake
 from tidings.spark.standing import COVERS, FORGET, KEEP, PATIENCE, TOLD, Standing
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 INTERVAL = 2.0  # seconds between batches; ours
 LEASE = 120.0  # seconds that a lease outlives whoever runs this; ours: the next one begins anew
+PAUSE = 0.1  # seconds between looks at the query; ours
+PATIENT = 5.0  # seconds for a batch to end by itself before the query is stopped; ours
+SAID = 1000  # characters of an error that are shown; ours
 RETRIES = 2  # of a query that fails, from its checkpoint, without a batch in between; ours: an executor may be lost
 WAITS = 100_000  # latencies of a region of which percentiles are told, the newest; ours
 INPUT = "stream string, what string, body binary"
@@ -57,6 +60,17 @@ Evidence: TypeAlias = list[dict[str, Any]]
 
 class LiveFailed(TidingsError):
     """The query of a live audit has failed."""
+
+
+def reason(error: BaseException) -> str:
+    """What a query has failed of, in a line: what Spark says of it, and what was behind it, without the plan."""
+    said: list[str] = []
+    behind: BaseException | None = error
+    while behind is not None:
+        line = " ".join(str(behind).split("=== Streaming Query ===", maxsplit=1)[0].split())[:SAID]
+        said += [line] if line and line not in said else []
+        behind = getattr(behind, "_cause", None)  # PySpark keeps it there
+    return "; ".join(said)
 
 
 # --- the query ----------------------------------------------------------------------------------------------------
@@ -271,7 +285,7 @@ class Live:
                 if error:
                     failed += 1
                     if failed > RETRIES:
-                        raise LiveFailed(f"the live audit has failed: {' '.join(str(error).split())[:500]}")
+                        raise LiveFailed(f"the live audit has failed: {reason(error)}")
         return self.total.summary()
 
     def _sources(self, stack: ExitStack) -> list[Source]:
@@ -315,17 +329,17 @@ class Live:
         """Wait until it is over, or streams come or change; then for the batch that runs, longest for the first."""
         self._watch(query, sources, until)
         asked = time.monotonic()
-        while query.isActive and time.monotonic() - asked < (TIMEOUT if self._batch < 0 else LOOK * 5):
+        while query.isActive and time.monotonic() - asked < (TIMEOUT if self._batch < 0 else PATIENT):
             status = query.status
             if not status["isTriggerActive"] and not status["message"].startswith("Initializing"):
                 break
-            time.sleep(LOOK / 50)
+            time.sleep(PAUSE)
 
     def _watch(self, query: StreamingQuery, sources: list[Source], until: Callable[[], bool]) -> None:
         known = [dict(source.streams) for source in sources]
         looked = time.monotonic()
         while query.isActive and not until():
-            time.sleep(LOOK / 5)
+            time.sleep(PAUSE)
             if time.monotonic() - looked > self.interval:
                 looked = time.monotonic()
                 for source in sources:
@@ -334,10 +348,10 @@ class Live:
                     return
 
     def _take(self, found: DataFrame, batch: int) -> None:
-        """Add up a batch, once."""
+        """Add up a batch, once. One that runs again has to be worked out again: its state was not committed."""
+        evidence = found.toArrow().to_pylist()
         if batch <= self._batch:
             return
-        evidence = found.toArrow().to_pylist()
         self._batch = batch
         news = self.total.add(evidence)
         if evidence:
