@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark.lakes import append, lake_in, rows_for
+from spark.lakes import DAY, NOON, append, lake_in, rows_for
 from tidings.core.errors import BadInput
 from tidings.core.gc import GcPolicy
 from tidings.core.history import History
@@ -62,6 +62,20 @@ def test_what_every_kind_of_collector_leaves(spark: Any, tmp_path: Path) -> None
     assert seqs(lake, "keyed", told["oldest"]) == list(range(1, 19))  # time travel
     again = compact(spark, lake, keep=1)
     assert again["streams"] == 0 and again["files_removed"] == 3 and lake.ids() == [told["snapshot"]]
+
+
+def test_small_files_of_receipts_are_put_together_and_nothing_is_left_out(spark: Any, tmp_path: Path) -> None:
+    lake = lake_in(tmp_path)
+    told = StreamDef("_receipts/r0", "r0", "keep-last:3", attrs="loc string")
+    for lo in (1, 4, 7):
+        append(lake, told, range(lo, lo + 3), loc=["NY"] * 3)
+    append(lake, told, range(10, 12), published_at=[NOON + DAY] * 2)
+    before = lake.snapshot()
+    assert compact(spark, lake, keep=1)["files_removed"] == 3
+    after = lake.snapshot()
+    assert seqs(lake, told.name) == list(range(1, 12)) and after.coverage == before.coverage
+    assert sorted([file.rows for file in after.files.values()]) == [2, 9]
+    assert compact(spark, lake, keep=1)["streams"] == 0
 
 
 def test_of_two_compactions_at_once_the_second_is_refused_and_the_lake_stays_whole(

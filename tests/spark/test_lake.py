@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from tidings.core.history import History
 from tidings.core.rows import ArrowRows
 from tidings.protocols.catalog import StreamDef
 from tidings.spark.audit import ROWS, with_gone
-from tidings.spark.lake import ABANDONED, Commit, Cover, Lake, clipped, covered, gone, rows_of
+from tidings.spark.lake import ABANDONED, Commit, Cover, Lake, Snapshot, clipped, covered, gone, rows_of
 
 PRICES = StreamDef("prices", "r0", "by-key", attrs="loc string, price double")
 PLAIN = StreamDef("plain", "r0")
@@ -107,6 +109,57 @@ def test_two_writers_cannot_have_one_number(tmp_path: Path) -> None:
         return Commit(kind="append", at=0.0, job="slow")
 
     assert lake.commit(slow).id == 3 and len(asked) == 2
+
+
+def test_a_number_that_was_taken_and_forgotten_is_not_taken_again(tmp_path: Path) -> None:
+    lake, other = lake_in(tmp_path), lake_in(tmp_path)
+    append(lake, PLAIN, range(1, 3))
+    asked: list[int] = []
+
+    def slow(now: Snapshot) -> Commit:
+        if not asked:  # while it thinks, two others commit, and what was before them is forgotten
+            append(other, PLAIN, range(3, 5))
+            append(other, PLAIN, range(5, 7))
+            other.expire(keep=1)
+        asked.append(now.id)
+        return Commit(kind="append", at=0.0, ends={"plain": 7})
+
+    assert lake.commit(slow).id == 4 and asked == [1, 3]
+    assert lake.ids() == [3, 4] and lake.snapshot().ends == {"plain": 7} and seqs(lake, "plain") == list(range(1, 7))
+
+
+def test_a_snapshot_is_whole_although_older_ones_are_forgotten_meanwhile(tmp_path: Path) -> None:
+    lake, stop = lake_in(tmp_path), threading.Event()
+    for seq in range(1, 30):
+        append(lake, PLAIN, [seq])
+    wrong: list[object] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            found = lake_in(tmp_path).snapshot()  # one that knows nothing yet
+            wrong.extend([found.id] if len(found.files) != found.id else [])
+
+    with ThreadPoolExecutor(2) as readers:
+        running = [readers.submit(read) for _ in range(2)]
+        for seq in range(30, 60):
+            append(lake, PLAIN, [seq])
+            lake.expire(keep=3)
+        stop.set()
+        [each.result() for each in running]
+    assert not wrong and lake.ids() == [57, 58, 59]
+
+
+def test_the_cost_of_forgetting_is_that_of_reading_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = lake_in(tmp_path)
+    for seq in range(1, 41):
+        append(lake, PLAIN, [seq])
+    reads: list[Path] = []
+    read = Lake._read
+    monkeypatch.setattr(Lake, "_read", lambda self, path, what: (reads.append(path), read(self, path, what))[1])
+    lake.snapshot()
+    assert not [path for path in reads if path.stem != "0000000040"]  # the rest it knows
+    lake.expire(keep=5)
+    assert len(reads) < 4 * 40
 
 
 def test_coverage_says_what_is_missing_and_as_of_when() -> None:

@@ -5,7 +5,8 @@ what is earlier and below n, a predicate what it is true for and its like, on a 
 its key. What survives is written anew, in files by range of numbers, and one commit replaces the old files by the new.
 Coverage stays, as of the end. Snapshots before it can be read until they expire.
 
-Receipts are left alone: their policy bounds what a region holds, the lake is where they are kept.
+Of receipts only small files of one day are put together: their policy bounds what a region holds, the lake is where
+they are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import functools
 import secrets
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -39,7 +41,8 @@ def compact(spark: SparkSession, lake: Lake, keep: int) -> dict[str, Any]:
     snapshot = lake.snapshot()
     before = sum([file.rows for file in snapshot.files.values()])
     compacted = [
-        compact_stream(spark, lake, snapshot, stream) for stream in snapshot.streams if not is_internal(stream)
+        (merge_days if is_internal(stream) else compact_stream)(spark, lake, snapshot, stream)
+        for stream in snapshot.streams
     ]
     done = [each for each in compacted if each is not None]
     if done:
@@ -78,19 +81,39 @@ def compact_stream(spark: SparkSession, lake: Lake, snapshot: Snapshot, stream: 
     covers = snapshot.coverage.get(stream, [])
     if not files or (len(files) == 1 and all([cover.asof >= end for cover in covers])):
         return None
-    definition = snapshot.definitions[stream]
-    rows = spark.read.schema(spark_schema(definition)).parquet(*[str(lake.root / file.path) for file in files])
-    parts = max(1, -(-sum([file.rows for file in files]) // ROWS))
-    alive = survivors(rows, definition).repartitionByRange(parts, "seq").sortWithinPartitions("seq")
-    write = functools.partial(_write, str(lake.root), f"compact-{secrets.token_hex(4)}", definition)
-    written = [msgspec.json.decode(row.it, type=File) for row in alive.mapInArrow(write, WRITTEN).collect()]
     return Commit(
         kind="compact",
         at=time.time(),
-        add=tuple(written),
+        add=_rewritten(spark, lake, snapshot.definitions[stream], files, survivors),
         remove=tuple([file.path for file in files]),
         coverage=tuple([Cover(stream, cover.lo, cover.hi, max(cover.asof, end), cover.lost) for cover in covers]),
     )
+
+
+def merge_days(spark: SparkSession, lake: Lake, snapshot: Snapshot, stream: StreamId) -> Commit | None:
+    """Put small files of a day together, and leave nothing out."""
+    small = [file for file in snapshot.of(stream) if file.rows < ROWS // 2]
+    days = Counter([file.day for file in small])
+    files = [file for file in small if days[file.day] > 1]
+    if not files:
+        return None
+    added = _rewritten(spark, lake, snapshot.definitions[stream], files, lambda rows, _: rows)
+    return Commit(kind="compact", at=time.time(), add=added, remove=tuple([file.path for file in files]))
+
+
+def _rewritten(
+    spark: SparkSession,
+    lake: Lake,
+    definition: StreamDef,
+    files: Sequence[File],
+    keep: Callable[[DataFrame, StreamDef], DataFrame],
+) -> tuple[File, ...]:
+    """Files with what is kept of the rows of others."""
+    rows = spark.read.schema(spark_schema(definition)).parquet(*[str(lake.root / file.path) for file in files])
+    parts = max(1, -(-sum([file.rows for file in files]) // ROWS))
+    kept = keep(rows, definition).repartitionByRange(parts, "seq").sortWithinPartitions("seq")
+    write = functools.partial(_write, str(lake.root), f"compact-{secrets.token_hex(4)}", definition)
+    return tuple([msgspec.json.decode(row.it, type=File) for row in kept.mapInArrow(write, WRITTEN).collect()])
 
 
 def survivors(rows: DataFrame, definition: StreamDef) -> DataFrame:

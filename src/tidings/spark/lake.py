@@ -24,7 +24,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import quote
@@ -71,6 +71,7 @@ where it comes from. ``_hash`` is its content hash (core/hashing.py), the 64 bit
 KINDS = {"data": DATA, "gc": GC}
 CHUNK = 16_384  # rows of a span that is read back; ours, as in a message
 TRIES = 10  # commits that others may make before this one gives up; ours
+PAUSE = 0.05  # seconds until others have finished what they do with two files; ours
 ABANDONED = 86_400.0  # seconds after which a file that no commit names is taken to be left behind; ours
 
 T = TypeVar("T")
@@ -110,19 +111,26 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     remove: tuple[str, ...] = ()
     coverage: tuple[Cover, ...] = ()
     definitions: tuple[StreamDef, ...] = ()
+    deleted: tuple[StreamId, ...] = ()
     ends: dict[StreamId, int] = {}
 
 
 @dataclass
 class Snapshot:
-    """The lake as of a commit."""
+    """The lake as of a commit. Of streams that were deleted it has what was read of them."""
 
     id: int = 0
     files: dict[str, File] = field(default_factory=dict)
     coverage: dict[StreamId, list[Cover]] = field(default_factory=dict)
     definitions: dict[StreamId, StreamDef] = field(default_factory=dict)
+    deleted: set[StreamId] = field(default_factory=set)
     ends: dict[StreamId, int] = field(default_factory=dict)
     format: int = FORMAT
+
+    def copy(self) -> Snapshot:
+        """One that can go on by itself."""
+        same = replace(self, files=dict(self.files), coverage=dict(self.coverage), definitions=dict(self.definitions))
+        return replace(same, deleted=set(self.deleted), ends=dict(self.ends))
 
     def apply(self, commit: Commit) -> None:
         """The next commit."""
@@ -136,6 +144,7 @@ class Snapshot:
         for cover in commit.coverage:
             self.coverage[cover.stream] = covered([*self.coverage.get(cover.stream, []), cover])
         self.definitions |= {each.name: each for each in commit.definitions}
+        self.deleted = (self.deleted - {each.name for each in commit.definitions}) | set(commit.deleted)
         self.ends |= {name: max(end, self.ends.get(name, FIRST)) for name, end in commit.ends.items()}
 
     @property
@@ -174,6 +183,7 @@ class Lake:
 
     def __init__(self, directory: str | Path) -> None:
         self.root = Path(directory).absolute()
+        self._newest = Snapshot()  # that was read here: the next one goes on from it
 
     @classmethod
     def existing(cls, directory: str | Path) -> Lake:
@@ -196,21 +206,45 @@ class Lake:
 
     def ids(self) -> list[int]:
         """The snapshots that can be read, oldest first."""
-        bases = self._numbers("base")[-1:]
-        return [*bases, *[id for id in self._numbers("json") if not bases or id > bases[0]]]
+        base, ids = self._history()
+        return [base, *ids] if base else ids
 
     def snapshot(self, asof: int | None = None) -> Snapshot:
         """The lake as it is, or as it was as of a commit."""
-        ids = self.ids()
-        if asof is not None and asof not in ids:
-            there = f"from {ids[0]} to {ids[-1]}" if ids else "none"
-            raise BadInput(f"{self.root} has no snapshot {asof}: there are {there}; older ones have expired")
-        bases = self._numbers("base")[-1:]
-        snapshot = self._read(self._path(bases[0], "base"), Snapshot) if bases else Snapshot()
-        for id in ids[len(bases) :]:
-            if asof is None or id <= asof:
+        for _ in range(TRIES):
+            base, ids = self._history()
+            there = [base, *ids] if base else ids
+            if asof is not None and asof not in there:
+                said = f"from {there[0]} to {there[-1]}" if there else "none"
+                raise BadInput(f"{self.root} has no snapshot {asof}: there are {said}; older ones have expired")
+            try:
+                return self._as_of(base, [id for id in ids if asof is None or id <= asof])
+            except FileNotFoundError:  # somebody forgets old snapshots just now
+                continue
+        raise BadInput(f"{self.root}: snapshots expire faster than they can be read; try again later")
+
+    def _as_of(self, base: int, ids: list[int]) -> Snapshot:
+        known = self._newest
+        if known.id and known.id >= base and known.id <= (ids[-1] if ids else base):
+            snapshot = known.copy()
+        else:
+            snapshot = self._read(self._path(base, "base"), Snapshot) if base else Snapshot()
+        for id in ids:
+            if id > snapshot.id:
                 snapshot.apply(self._read(self._path(id), Commit))
+        if snapshot.id > known.id:
+            self._newest = snapshot.copy()
         return snapshot
+
+    def _history(self) -> tuple[int, list[int]]:
+        """The newest base, or 0, and the commits behind it, none left out."""
+        for _ in range(TRIES):
+            base = max(self._numbers("base"), default=0)
+            ids = [id for id in self._numbers("json") if id > base]
+            if ids == list(range(base + 1, base + 1 + len(ids))):
+                return base, ids
+            time.sleep(PAUSE)  # somebody forgets old ones, and was between the two
+        raise BadInput(f"{self.root}: commits are missing behind {base}: there are {ids[:3]} to {ids[-1]}")
 
     def commit(self, make: Callable[[Snapshot], Commit | None]) -> Snapshot:
         """Commit what ``make`` makes of the lake as it is; it is asked again if somebody else was faster."""
@@ -221,8 +255,10 @@ class Lake:
                 return snapshot
             made = msgspec.structs.replace(made, id=snapshot.id + 1)
             if self._create(self._path(made.id), made):
-                snapshot.apply(made)
-                return snapshot
+                if max(self._numbers("base"), default=0) < made.id:
+                    snapshot.apply(made)
+                    return snapshot
+                self._path(made.id).unlink()  # its number had been taken, and forgotten
         raise BadInput(f"{self.root}: {TRIES} commits in a row were taken by others; try again later")
 
     def expire(self, keep: int) -> list[str]:
@@ -233,14 +269,18 @@ class Lake:
         if not ids:
             return []
         oldest = ids[-keep] if keep < len(ids) else ids[0]
-        kept = [self.snapshot(id) for id in ids if id >= oldest]
-        forgotten = {path for id in ids if id < oldest for path in self.snapshot(id).files}
-        self._create(self._path(oldest, "base"), kept[0])
+        forgotten, needed = set(self.snapshot(ids[0]).files), set(self.snapshot(oldest).files)
+        for id in ids[1:]:
+            added = {file.path for file in self._read(self._path(id), Commit).add}
+            if id <= oldest:
+                forgotten |= added
+            else:
+                needed |= added
+        self._create(self._path(oldest, "base"), self.snapshot(oldest))
         for kind in ("json", "base"):
             for id in self._numbers(kind):
                 if id < oldest or (id == oldest and kind == "json"):
                     self._path(id, kind).unlink()
-        needed = {path for snapshot in kept for path in snapshot.files}
         removed = sorted([path for path in forgotten | self._left_behind() if path not in needed])
         for path in removed:
             (self.root / path).unlink(missing_ok=True)
@@ -249,7 +289,7 @@ class Lake:
     def _left_behind(self) -> set[str]:
         """All files, but for young ones: a job that has not committed them yet may be about to."""
         young = time.time() - ABANDONED
-        found = [path for path in self.root.glob("data/*/*/*.parquet") if path.stat().st_mtime < young]
+        found = [path for path in self.root.glob("data/*/*/*.parquet*") if path.stat().st_mtime < young]  # drafts, too
         return {str(path.relative_to(self.root)) for path in found}
 
     def _numbers(self, kind: str) -> list[int]:
@@ -265,6 +305,8 @@ class Lake:
             if number > FORMAT:
                 raise BadInput(f"{path} has format {number}, this version knows {FORMAT}: use a newer one")
             return msgspec.convert(said, what)
+        except FileNotFoundError:
+            raise
         except (OSError, LookupError, TypeError, msgspec.MsgspecError) as why:
             raise BadInput(f"{path} cannot be read: {why}") from why
 
