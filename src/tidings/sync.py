@@ -213,9 +213,9 @@ class Connection:
         """One batch of a writer; options as for the asynchronous `sink`. A call that takes longer is given up."""
         return Sink(self, self._async.sink(stream, **options), timeout)
 
-    def describe(self, region: str = "") -> Description:
+    def describe(self, region: str = "", timeout: float | None = None) -> Description:
         """What is there, as a replica of the own region tells it, or the one of another region that knows most."""
-        return self._call(self._async.describe(region))
+        return self._call(self._async.describe(region), timeout)
 
     def why(self, stream: str, seq: int) -> Reason:
         """What has become of a number."""

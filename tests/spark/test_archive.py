@@ -41,6 +41,8 @@ def payloads(lake: Lake, stream: str) -> list[tuple[int, bytes]]:
 def test_streams_that_no_query_can_read_together_get_one_each() -> None:
     a, b, c = (StreamDef(name, "r0", attrs=attrs) for name, attrs in (("a", "x int"), ("b", "x string"), ("c", "")))
     assert compatible([c, b, a]) == [[a, c], [b]]
+    shouts = StreamDef("d", "r0", attrs="X int")
+    assert compatible([a, c, shouts]) == [[a, c], [shouts]], "a column of one name for both, and files that want theirs"
 
 
 def archive_of(lake: Lake, *streams: StreamDef) -> tuple[Archive, MagicMock]:
@@ -107,6 +109,45 @@ def test_a_batch_that_does_not_begin_where_the_lake_ends_is_refused(tmp_path: Pa
             batch(archive, NARROW, *covers)
     batch(archive, NARROW, Cover("prices", 4, 9, 4), Cover("prices", 1, 4, 1))
     assert archive.lake.snapshot().end("prices") == 9
+
+
+def test_streams_without_rows_and_deletions_are_in_the_lake(tmp_path: Path) -> None:
+    archive, connection = archive_of(Lake(tmp_path))
+    empty = StreamDef("empty", "r0")
+    owns(connection, empty, end=1)
+    archive.hold()
+    assert archive.lake.snapshot().definitions == {"empty": empty}
+    owns(connection, NARROW, end=1)
+    archive.hold()
+    archive.hold()
+    after = archive.lake.snapshot()
+    assert after.id == 2 and after.deleted == {"empty"} and after.definitions["prices"] == NARROW
+    owns(connection, WIDE, empty, end=1)
+    archive.hold()
+    after = archive.lake.snapshot()
+    assert not after.deleted and after.definitions == {"empty": empty, "prices": WIDE}
+
+
+def test_a_region_that_does_not_answer_keeps_nobody_waiting(tmp_path: Path) -> None:
+    archive, here = archive_of(Lake(tmp_path), NARROW)
+    far, away = StreamDef("far", "r1"), MagicMock()
+    archive.sources["r1"] = Source("r1", "nowhere", away)
+    away.describe.return_value = Description(1, "r1", (), (far,), {"far": StreamState(7, 0, 0)})
+    for connection in (here, away):
+        connection.lease.return_value.open.return_value.asof = 1
+    archive.hold()
+    assert archive._streams().keys() == {"prices", "far"}
+    away.describe.side_effect = TimeoutError
+    here.describe.return_value.states["far"] = StreamState(9, 0, 0)
+    batch(archive, NARROW, Cover("prices", 1, 6, 1))
+    after = archive.lake.snapshot()
+    assert after.end("prices") == 6 and after.ends == {"prices": 100, "far": 9}, "as far as the others know"
+    assert archive._streams().keys() == {"prices"} and not after.deleted
+    batch(archive, far, Cover("far", 1, 6, 1))
+    assert archive.lake.snapshot().end("far") == 1, "nobody says how it is defined"
+    away.describe.side_effect = None
+    archive.hold()
+    assert archive._streams().keys() == {"prices", "far"}
 
 
 class Queries:
@@ -189,7 +230,7 @@ def test_an_archive_takes_everything_once_over_several_runs(
                 patch.setattr(Lake, "commit", _die)  # the files are there, the commit is not
                 with pytest.raises(ArchiveFailed, match="power cut"):
                     archive.once()
-            assert not lake.ids() and list(lake.root.glob("data/*/*/*.parquet"))
+            assert not lake.snapshot().files and list(lake.root.glob("data/*/*/*.parquet"))
             with monkeypatch.context() as patch:
                 patch.setattr(archive.sources["r0"], "move", _die)  # the commit is there, Spark does not know
                 with pytest.raises(ArchiveFailed, match="power cut"):

@@ -17,7 +17,7 @@ from tidings.core.ids import NEVER
 from tidings.protocols.catalog import StreamDef
 from tidings.protocols.receipts import NAMES, ReceiptSettings, definition
 from tidings.spark.audit import ROWS, audit_lake, facts_of, judged
-from tidings.spark.lake import Lake
+from tidings.spark.lake import Commit, Lake
 
 PRICES = StreamDef("prices", "r0", "by-key", attrs="price double")
 TOLD = definition("r0", ReceiptSettings())
@@ -131,6 +131,16 @@ def test_a_receipt_for_a_stream_whose_rows_have_not_come_yet_accuses_nobody(tmp_
     (found,) = judged("later", ROWS.empty_table(), told, facts_of(lake.snapshot())["later"], whole=True).to_pylist()
     assert (found["invariant"], found["verdict"], found["unverifiable"]) == (None, "unverifiable", 10)
     assert facts_of(lake.snapshot(), {"newest": 7})["newest"].end == 7
+
+
+def test_a_stream_that_was_deleted_or_is_not_known_accuses_nobody(spark: Any, lake: Lake) -> None:
+    told = Told()
+    told.deliver("late", COUNT + 1, COUNT + 4, COUNT + 1)
+    told.into(lake)
+    assert audit_lake(spark, lake)["violated"] == 1, "it ends where its owner says"
+    lake.commit(lambda _: Commit(kind="append", at=0.0, deleted=("prices",)))
+    found = audit_lake(spark, lake)
+    assert (found["violated"], found["unverifiable"], found["unverifiable_events"]) == (0, 1, 3)
 
 
 def test_a_compacted_lake_proves_what_it_can_and_accuses_nobody(spark: Any, lake: Lake) -> None:

@@ -15,6 +15,7 @@ from tidings.protocols.receipts import ReceiptSettings, definition
 from tidings.server import plan as plans
 from tidings.server.layout import Layout
 from tidings.server.local import LocalCluster
+from tidings.spark.lake import Commit
 from tidings.spark.restore import restore
 
 PRICES = StreamDef("prices", "r0", "by-key", number=0, attrs="loc string")
@@ -33,6 +34,8 @@ def test_a_new_cluster_begins_with_what_is_in_the_lake(tmp_path: Path) -> None:
     append(lake, PRICES, range(10, 14), loc=["LA"] * 4)
     append(lake, PLAIN, range(1, 5), ends={"plain": 7})  # 5 and 6 were given out, and never read
     append(lake, definition("r0", ReceiptSettings()), range(1, 9))
+    append(lake, StreamDef("gone", "r0", number=2), range(1, 4))
+    lake.commit(lambda _: Commit(kind="append", at=0.0, deleted=("gone",)))
     files = layout(tmp_path)
     told = restore(lake.root, files)
     assert told["streams"] == {"prices": 14, "plain": 7} and told["lost"] == {"plain": 2}
@@ -48,6 +51,9 @@ def test_a_new_cluster_begins_with_what_is_in_the_lake(tmp_path: Path) -> None:
                 assert (await t.publish("prices", key=b"4", payload=b"new")).seq == 14
                 told = await t.describe("r0")
                 assert told.states["_receipts/r0"].horizon == 9, "receipts go on behind those in the lake"
+                assert [each.name for each in await t.streams()] == ["plain", "prices"]
+                with pytest.raises(BadInput, match="was deleted, and its numbers cannot begin again"):
+                    await t.create_stream("gone", region="r0")
             await cluster.kill("r1/head")
             async with connect(cluster.url("r0"), timeout=30.0) as t:
                 async with t.subscribe("plain", start="earliest") as sub, asyncio.timeout(20):

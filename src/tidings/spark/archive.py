@@ -16,6 +16,9 @@ its query knows them is dropped with all that come after it, and the job begins 
 A commit says where all streams ended at their owners, asked after its rows were read: whatever the receipts among them
 are about lies below. An archive that runs once takes receipts only up to where they ended before it
 asked for anything else, so that all they are about is in the same lake.
+
+A region that does not answer is left out until it does, and does not keep the others waiting; where its streams end,
+the others say as far as they know.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +43,9 @@ import pyarrow.compute as pc
 from tidings import sync
 from tidings.client.errors import AsofGone, LeaseExpired
 from tidings.client.events import LOST
+from tidings.client.url import SCHEME
 from tidings.core.errors import BadInput, TidingsError
+from tidings.core.filters import parse_attributes
 from tidings.core.ids import FIRST, RegionId, StreamId, is_internal
 from tidings.core.rows import ArrowRows, Rows
 from tidings.protocols.catalog import StreamDef
@@ -60,6 +65,7 @@ TRIES = 3  # failures without a commit between them; ours: a worker that did not
 SETTLING = 5.0  # seconds that a stream may end before the lake does; ours: who answers may be behind for a moment
 LOOK = 1.0  # seconds between looks at what the queries do
 TIMEOUT = 30.0  # seconds for an answer of the cluster
+BRIEF = 1.0  # seconds for one of a region that has not answered before
 
 WRITTEN = "what string, it string"
 """What tasks tell the driver: a file or a range, as JSON."""
@@ -70,6 +76,10 @@ log = logging.getLogger("tidings.spark")
 
 class ArchiveFailed(TidingsError):
     """A query of the archive has failed; the lake is whole, and the next run goes on from it."""
+
+
+class RegionAway(TidingsError):
+    """No replica of a region answers."""
 
 
 def lease_name(lake: Lake, stream: StreamId) -> str:
@@ -86,12 +96,23 @@ class Source:
     connection: sync.Connection
     streams: dict[StreamId, StreamDef] = field(default_factory=dict)
     leases: dict[StreamId, sync.Lease] = field(default_factory=dict)
+    heard: dict[StreamId, int] = field(default_factory=dict)  # how far it knows all streams, those of others too
+    known: bool = False  # whether the lake is of this cluster
+    away: bool = False
 
     def look(self) -> dict[StreamId, int]:
-        """Learn what streams there are; where they end, as the tail knows it."""
-        told = self.connection.describe(self.region)
+        """Learn what streams there are; where they end, as the tail knows it. Raises `RegionAway`."""
+        try:
+            told = self.connection.describe(self.region, BRIEF if self.away else TIMEOUT)
+        except TimeoutError:
+            if not self.away:
+                log.warning("region %s does not answer: its streams have to wait", self.region)
+            self.away = True
+            raise RegionAway(f"no replica of region {self.region} answers") from None
+        self.away = False
+        self.heard = {name: state.horizon for name, state in told.states.items()}
         self.streams = {each.name: each for each in told.streams if each.region == self.region and not each.counted}
-        return {name: told.states[name].horizon if name in told.states else FIRST for name in self.streams}
+        return {name: self.heard.get(name, FIRST) for name in self.streams}
 
     def meet(self, lake: Lake, reached: Mapping[StreamId, int]) -> dict[StreamId, int]:
         """Learn the same; raises `BadInput` if the lake is ahead of the streams, and so another cluster's."""
@@ -210,10 +231,8 @@ class Archive:
         try:
             first = self._connect(self.servers)
             for region, servers in regions_of(first).items():
-                self.sources[region] = Source(region, servers, self._connect(servers))
-            snapshot = self.lake.snapshot()
-            for source in self.sources.values():
-                source.recognize(self.lake, snapshot)
+                beside = f"{servers},{self.servers.removeprefix(SCHEME)}"  # whoever knows of a region that is away
+                self.sources[region] = Source(region, servers, self._connect(beside))
             self.hold()
         except BaseException:
             self._open.close()
@@ -228,7 +247,7 @@ class Archive:
             self._open.close()
 
     def _connect(self, servers: str) -> sync.Connection:
-        url = servers if "://" in servers else f"tidings://{servers}"
+        url = servers if servers.startswith(SCHEME) else SCHEME + servers
         return self._open.enter_context(sync.connect(url, token=self.token or None, timeout=TIMEOUT))
 
     def hold(self) -> dict[StreamId, int]:
@@ -237,9 +256,34 @@ class Archive:
         reached = {stream: snapshot.end(stream) for stream in snapshot.streams}
         ends: dict[StreamId, int] = {}
         for source in self.sources.values():
-            ends |= source.meet(self.lake, reached)
-            source.hold(self.lake, reached, self.lease)
+            with suppress(RegionAway):
+                if not source.known:
+                    source.recognize(self.lake, snapshot)
+                    source.known = True
+                ends |= source.meet(self.lake, reached)
+                source.hold(self.lake, reached, self.lease)
+        if self._defined(snapshot):
+            self.lake.commit(self._defined)
         return ends
+
+    def _defined(self, now: Snapshot) -> Commit | None:
+        """Streams that are new, altered or gone, also those of which there is nothing to read."""
+        streams, regions = self._streams(), {source.region for source in self._present()}
+        new = [each for name, each in streams.items() if now.definitions.get(name) != each or name in now.deleted]
+        mine = [name for name, each in now.definitions.items() if each.region in regions and name not in now.deleted]
+        gone = [name for name in mine if name not in streams]
+        return (
+            Commit(kind="append", at=time.time(), definitions=tuple(new), deleted=tuple(gone)) if new or gone else None
+        )
+
+    def _heard(self, own: Mapping[StreamId, int]) -> dict[StreamId, int]:
+        """How far streams are known in the regions that answer, at least as far as their owners have said."""
+        streams = {name for source in self.sources.values() for name in source.streams}
+        heard = [source.heard for source in self._present()]
+        return {name: max([own.get(name, FIRST), *[each.get(name, FIRST) for each in heard]]) for name in streams}
+
+    def _present(self) -> list[Source]:
+        return [source for source in self.sources.values() if not source.away]
 
     # --- running ------------------------------------------------------------------------------------------
 
@@ -252,7 +296,10 @@ class Archive:
             with patience:
                 queries = self._start(ceilings, {"availableNow": True})
                 if self._follow(queries, functools.partial(_ended, queries)):
-                    return self._finished()
+                    break
+        if away := [source.region for source in self.sources.values() if source.away]:
+            raise RegionAway(f"no replica of region {away[0]} answers: of its streams the lake has only what it had")
+        return self._finished()
 
     def run(self, until: Callable[[], bool], interval: float = INTERVAL) -> Snapshot:
         """Keep the lake up to date; streams that are created, altered or deleted meanwhile are no reason to end."""
@@ -274,7 +321,7 @@ class Archive:
         return self._finished()
 
     def _streams(self) -> dict[StreamId, StreamDef]:
-        return {name: each for source in self.sources.values() for name, each in source.streams.items()}
+        return {name: each for source in self._present() for name, each in source.streams.items()}
 
     def _start(self, ceilings: Mapping[StreamId, int], trigger: Mapping[str, Any]) -> list[StreamingQuery]:
         from pyspark.errors import PySparkException
@@ -283,7 +330,7 @@ class Archive:
         snapshot = self.lake.snapshot()
         groups = [  # all of them now: the first batches look again
             (source, at, group)
-            for source in self.sources.values()
+            for source in self._present()
             for at, group in enumerate(compatible(source.streams.values()))
         ]
         queries: list[StreamingQuery] = []
@@ -375,11 +422,17 @@ class Archive:
         told = rows.mapInArrow(write, WRITTEN).collect()
         files = [msgspec.json.decode(it, type=File) for what, it in told if what == "file"]
         covers = [msgspec.json.decode(it, type=Cover) for what, it in told if what == "cover"]
-        ends = {name: end for source in self.sources.values() for name, end in source.look().items()}
-        if changed := outdated(definitions, covers, self._streams(), ends):
-            log.info("%s was altered while it was read: beginning anew", changed[0])
+        own: dict[StreamId, int] = {}
+        for source in self.sources.values():
+            with suppress(RegionAway):
+                own |= source.look()
+        regions = {source.region for source in self._present()}
+        away = [each.name for each in definitions.values() if each.region not in regions]
+        if changed := away or outdated(definitions, covers, self._streams(), own):
+            log.info("%s: away, or altered while it was read; beginning anew", changed[0])
             self._running.discard(job)
             return
+        ends = self._heard(own)
 
         def make(now: Snapshot) -> Commit | None:
             if not covers:
@@ -475,8 +528,12 @@ def compatible(streams: Iterable[StreamDef]) -> list[list[StreamDef]]:
                 attributes_of({each.name: each.attrs for each in (*group, stream)})
             except BadInput:
                 continue
-            group.append(stream)
-            break
+            spelled = {name for each in (*group, stream) for name in parse_attributes(each.attrs)}
+            if len(spelled) == len(
+                {name.lower() for name in spelled}
+            ):  # a query has one column for both, a file its own
+                group.append(stream)
+                break
         else:
             groups.append([stream])
     return groups

@@ -23,7 +23,7 @@ from tidings.check.survivors import Ints, ints
 from tidings.check.tables import DELIVERED, PUBLISHED, Trace
 from tidings.check.tables import LOST as LOST_RUN
 from tidings.core.filters import parse_attributes
-from tidings.core.ids import RECEIPTS, StreamId, is_internal
+from tidings.core.ids import NEVER, RECEIPTS, StreamId, is_internal
 from tidings.protocols.catalog import StreamDef
 from tidings.spark.columns import ATTRS, attributes_json
 from tidings.spark.lake import KINDS, Cover, Lake, Snapshot, gone, spark_schema
@@ -75,6 +75,9 @@ class Facts(msgspec.Struct, frozen=True):
     end: int = 0  # at its owner
     covers: tuple[Cover, ...] = ()
 
+
+UNKNOWN = Facts(end=NEVER)
+"""Of a stream that is not there (any more) nobody can say that something was never published in it."""
 
 # --- judging a stream, in a task ---------------------------------------------------------------------------
 
@@ -201,6 +204,8 @@ def facts_of(snapshot: Snapshot, ends: Mapping[StreamId, int] | None = None) -> 
         if not is_internal(stream):
             definition = snapshot.definitions.get(stream, StreamDef(stream, ""))
             end = max(snapshot.ends.get(stream, 0), snapshot.end(stream), (ends or {}).get(stream, 0))
+            if stream in snapshot.deleted:
+                end = NEVER
             out[stream] = Facts(definition.gc, definition.attrs, end, tuple(snapshot.coverage.get(stream, ())))
     return out
 
@@ -246,7 +251,7 @@ def evidence(
 
     def judge(key: tuple[Any, ...], left: pa.Table, right: pa.Table) -> pa.Table:
         stream = key[0].as_py()
-        return judged(stream, left.cast(ROWS), right, facts.get(stream, Facts()), whole=True)
+        return judged(stream, left.cast(ROWS), right, facts.get(stream, UNKNOWN), whole=True)
 
     rows, told = events(spark, lake, snapshot), receipts(spark, lake, snapshot)
     return rows.groupBy("stream").cogroup(told.groupBy("stream")).applyInArrow(judge, SPARK_EVIDENCE)

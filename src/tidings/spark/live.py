@@ -28,9 +28,9 @@ from tidings import sync
 from tidings.check.audit import Verdict
 from tidings.client.url import SCHEME
 from tidings.core.errors import TidingsError
-from tidings.core.ids import NEVER, RegionId, StreamId, is_internal
+from tidings.core.ids import RegionId, StreamId, is_internal
 from tidings.spark.archive import BATCH, TIMEOUT, Source, regions_of
-from tidings.spark.audit import EVIDENCE, SHOWN, SPARK_EVIDENCE, Facts, percentiles
+from tidings.spark.audit import EVIDENCE, SHOWN, SPARK_EVIDENCE, UNKNOWN, Facts, percentiles
 from tidings.spark.lake import Lake
 from tidings.spark.standing import COVERS, FORGET, KEEP, PATIENCE, TOLD, Standing
 from tidings.spark.tables import ABOUT, INTAKE, Taken, about
@@ -119,7 +119,7 @@ class StreamAudit(StatefulProcessor):
         after, found = before.advance(
             stream,
             new,
-            self.facts.get(stream, Facts(end=NEVER)),  # a stream that is not read yet will be
+            self.facts.get(stream, UNKNOWN),  # a stream that is not read yet will be
             keep=self.keep,
             patience=self.patience,
             forget=self.forget,

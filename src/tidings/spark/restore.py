@@ -5,7 +5,7 @@ lake knows; they are not given out again but declared lost (decision 0011), and 
 each stream. Whoever knows of more, a subscriber's last number say, declares those: `tidings stream declare-lost`.
 Publishers connect anew: what a session had accepted after the last archived event nobody knows, so none is continued; a
 client that was in the middle of one is told so and does not guess. Durable subscriptions begin anew as well, and so do
-sinks: a batch of a writer that was committed before is not known to be.
+sinks: a batch of a writer that was committed before is not known to be. Streams that were deleted stay deleted.
 
 Receipts stay in the lake: the new cluster takes theirs to be collected and numbers on behind them, so that it can be
 archived into the same lake.
@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tidings.core.ids import FIRST, RegionId, is_internal
 from tidings.core.rows import NO_ROWS
@@ -32,7 +34,9 @@ def restore(directory: str | Path, files: Layout) -> dict[str, Any]:
     """Write the disks of a cluster that has a plan and nothing else; start it with `tidings up`."""
     lake = Lake.existing(directory)
     snapshot = lake.snapshot()
-    definitions = [each for name, each in sorted(snapshot.definitions.items()) if not is_internal(name)]
+    known = [each for name, each in sorted(snapshot.definitions.items()) if not is_internal(name)]
+    definitions = [each for each in known if each.name not in snapshot.deleted]
+    gone = [msgspec.structs.replace(each, deleted=True) for each in known if each.name in snapshot.deleted]
     lost = {each.name: max(snapshot.ends.get(each.name, FIRST) - snapshot.end(each.name), 0) for each in definitions}
 
     def contents(region: RegionId) -> Iterator[Span]:
@@ -47,7 +51,7 @@ def restore(directory: str | Path, files: Layout) -> dict[str, Any]:
             yield Span(told, FIRST, snapshot.end(told), snapshot.end(told), NO_ROWS)
 
     plan = plans.load(files.plan)
-    found(files, plan, definitions, contents, time.time())
+    found(files, plan, [*definitions, *gone], contents, time.time())
     ends = {each.name: snapshot.end(each.name) + lost[each.name] for each in definitions}
     return {
         "lake": str(lake.root),

@@ -38,7 +38,7 @@ from tidings.client.url import SCHEME
 from tidings.core.errors import BadInput
 from tidings.core.ids import FIRST, RECEIPTS, RegionId, StreamId, is_internal
 from tidings.core.rows import WHERE
-from tidings.spark.audit import EVIDENCE, Facts, latencies, percentiles, published_rows, with_gone
+from tidings.spark.audit import EVIDENCE, UNKNOWN, Facts, latencies, percentiles, published_rows, with_gone
 from tidings.spark.columns import ATTRS, COVERAGE, FIXED, HASH, KEPT
 from tidings.spark.lake import Cover, covers_of
 from tidings.spark.standing import COVERS, TOLD, Standing
@@ -286,7 +286,7 @@ def _define_views(spark: SparkSession, intakes: Sequence[str], facts: Mapping[St
     def by_stream(work: Work, columns: pa.Schema) -> DataFrame:
         def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for taken in grouped(batches):
-                yield from work(facts.get(taken.stream, Facts()), taken).to_batches()
+                yield from work(facts.get(taken.stream, UNKNOWN), taken).to_batches()
 
         rows: Any = intake().selectExpr(f"{about()} AS {ABOUT}", *INTAKE)
         rows = rows.where(f"{ABOUT} IS NOT NULL").repartition(ABOUT).sortWithinPartitions(ABOUT)
