@@ -86,18 +86,22 @@ def test_a_cluster_is_judged_while_it_runs_and_when_it_is_interrupted_the_audit_
     assert sum([each["events"] for each in evidence if each["subscriber"] != "liar"]) == 2 * ROWS + 1
 
 
-def test_a_batch_that_runs_again_is_counted_once_and_a_failure_that_stays_is_told(
+def test_a_batch_that_runs_again_is_counted_once_and_a_stream_may_be_deleted(
     spark: Any, small: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidings.spark.live.RETRIES", 1)
-    fresh(small, "prices", ROWS, gc="none")
+    fresh(small, "prices", ROWS, gc="by-key")
+    fresh(small, "gone", 3)
     told: list[Any] = []
+    starts: list[Any] = []
 
     def tell(news: list[Any], evidence: list[Any]) -> None:
         told.append(evidence)
         if len(told) == 1:
             raise RuntimeError("nobody listens")  # after it was counted: Spark runs the batch again
 
+    start = Live._start
+    monkeypatch.setattr(Live, "_start", lambda self, *given: starts.append(given) or start(self, *given))
     with (
         sync.connect(small.url, receipts=True, client_id="desk") as desk,
         desk.subscribe("prices", start="earliest") as prices,
@@ -108,17 +112,25 @@ def test_a_batch_that_runs_again_is_counted_once_and_a_failure_that_stays_is_tol
 
         def over() -> bool:
             if told and next(more, False):
+                t.delete_stream("gone")
                 t.publish_table("prices", table(ROWS))
                 read(prices, 2 * ROWS)
-            return len(told) > 1 or time.monotonic() > end
+            settled = len(told) > 1 and t.describe("r0").states["prices"].floor > ROWS
+            return settled or time.monotonic() > end
 
         end = time.monotonic() + 120
         result = Live(spark, small.url, tell, interval=0.2).run(over)
+        assert t.describe("r0").states["prices"].floor > ROWS, "what is judged is not kept for it"
     assert (result["proved"], result["events"], len(told)) == (1, 2 * ROWS, 2)
+    assert len(starts) > 1, "it failed, and a stream was deleted"
 
+
+def test_a_failure_that_stays_is_told(spark: Any, small: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Live, found: Any, batch: int) -> None:
         raise RuntimeError("no room for evidence")
 
+    fresh(small, "prices", 1)
+    monkeypatch.setattr("tidings.spark.live.RETRIES", 1)
     monkeypatch.setattr(Live, "_take", fail)
     with pytest.raises(LiveFailed, match="no room for evidence"):
         Live(spark, small.url, interval=0.2).run(lambda: False)

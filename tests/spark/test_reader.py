@@ -308,6 +308,31 @@ def test_a_stream_that_was_deleted_fails_the_query_or_is_left_out(cluster: Clust
     made.stop()
 
 
+@pytest.mark.parametrize("named", ["subscribe", "subscribePattern"])
+def test_a_stream_that_is_deleted_while_it_is_read_fails_the_query_or_is_left_out(cluster: Cluster, named: str) -> None:
+    for tolerant in ("true", "false"):
+        stays, goes = fresh(cluster, f"stays-{named}-{tolerant}", 3), fresh(cluster, f"goes-{named}-{tolerant}", 3)
+        which = f"{stays},{goes}" if named == "subscribe" else f".*-{named}-{tolerant}"
+        given = {named: which, "startingOffsets": "earliest", "failOnDataLoss": str(tolerant == "false").lower()}
+        made = reader(cluster, **given)
+        begin = made.initialOffset()
+        end = made.latestOffset(begin, ReadAllAvailable())
+        assert rows(made, begin, end) == [1, 2, 3, 1, 2, 3]
+        with cluster.connect() as t:
+            t.publish_table(stays, table(2))
+            t.delete_stream(goes)
+        if tolerant == "false":
+            with pytest.raises(DataLoss, match=f"'{goes}' is in the checkpoint"):
+                made.latestOffset(end, ReadAllAvailable())
+        else:
+            after = made.latestOffset(end, ReadAllAvailable())
+            assert rows(made, end, after) == [4, 5] and made.reportLatestOffset().keys() == {stays}
+            again = reader(cluster, **given | ({named: stays} if named == "subscribe" else {}))  # runs a batch again
+            assert rows(again, begin, end) == [1, 2, 3], "of what was deleted there is nothing left"
+            again.stop()
+        made.stop()
+
+
 def test_a_range_that_was_declared_lost_fails_a_query_and_is_named_or_is_skipped_with_a_warning(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,8 +28,8 @@ from tidings import sync
 from tidings.check.audit import Verdict
 from tidings.client.url import SCHEME
 from tidings.core.errors import TidingsError
-from tidings.core.ids import RegionId, StreamId, is_internal
-from tidings.spark.archive import BATCH, TIMEOUT, Source, regions_of
+from tidings.core.ids import NEVER, RegionId, StreamId, is_internal
+from tidings.spark.archive import BATCH, TIMEOUT, RegionAway, Source, regions_of
 from tidings.spark.audit import EVIDENCE, SHOWN, SPARK_EVIDENCE, UNKNOWN, Facts, percentiles
 from tidings.spark.lake import Lake
 from tidings.spark.standing import COVERS, FORGET, KEEP, PATIENCE, TOLD, Standing
@@ -300,8 +300,13 @@ class Live:
         """Where the streams end; from now on nothing is missed."""
         ends: dict[StreamId, int] = {}
         for source in sources:
-            ends |= source.look()
-            source.hold(Lake(folder / "leases"), {}, LEASE)  # under a name that is nobody else's
+            try:
+                ends |= source.look()
+                source.hold(Lake(folder / "leases"), {}, LEASE)  # under a name that is nobody else's
+            except RegionAway:
+                if not source.streams:
+                    raise
+                ends |= dict.fromkeys(source.streams, NEVER)  # nobody knows
         return ends
 
     def _start(self, sources: list[Source], ends: Mapping[StreamId, int], folder: Path) -> StreamingQuery:
@@ -314,6 +319,7 @@ class Live:
                 "startingOffsets": "earliest",
                 "maxOffsetsPerTrigger": str(BATCH),
                 "leaseSeconds": str(LEASE),
+                "failOnDataLoss": "false",  # a stream that is deleted meanwhile is no reason to end
                 "archive": json.dumps({name: lease.asof for name, lease in source.leases.items()}),
                 "attributes": "json",
             }
@@ -342,8 +348,11 @@ class Live:
             time.sleep(PAUSE)
             if time.monotonic() - looked > self.interval:
                 looked = time.monotonic()
+                done = _done(query)
                 for source in sources:
-                    source.look()
+                    with suppress(RegionAway):
+                        source.look()
+                        source.move(done)
                 if [source.streams for source in sources] != known:
                     return
 
@@ -356,3 +365,10 @@ class Live:
         news = self.total.add(evidence)
         if evidence:
             self.tell(news, [row for row in evidence if row["verdict"] != WAITING])
+
+
+def _done(query: StreamingQuery) -> dict[StreamId, int]:
+    """Up to where streams are judged: nothing before that is read again."""
+    progress = query.lastProgress
+    ends = [json.loads(each["endOffset"] or "{}") for each in progress["sources"]] if progress else []
+    return {stream: at["seq"] for each in ends for stream, at in each.items()}

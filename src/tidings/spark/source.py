@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NoReturn, TypeAlias
@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructField, StructType
 
 from tidings import sync
-from tidings.client.errors import AsofGone, LeaseExpired, TidingsError
+from tidings.client.errors import AsofGone, LeaseExpired, TidingsError, UnknownStream
 from tidings.client.events import Rows, StreamInfo
 from tidings.core.errors import BadInput
 from tidings.core.filters import SYSTEM, AttrType, parse, parse_attributes
@@ -92,12 +92,24 @@ def connect(options: ReadOptions) -> sync.Connection:
     return sync.connect(options.servers, **options.connecting())
 
 
-def streams_of(connection: sync.Connection, options: ReadOptions) -> dict[StreamId, StreamInfo]:
-    """The streams that the options name, as they stand; raises `UnknownStream` with the nearest name."""
+def streams_of(
+    connection: sync.Connection, options: ReadOptions, read: Collection[StreamId] = ()
+) -> dict[StreamId, StreamInfo]:
+    """The streams that the options name, as they stand; raises `UnknownStream` with the nearest name.
+
+    Those that were ``read`` before may be there no longer.
+    """
     if options.pattern:
         return {stream.name: stream for stream in connection.streams(options.pattern)}
     found = {stream.name: stream for stream in connection.streams()}
-    return {name: found.get(name) or connection.stream(name) for name in options.subscribe}
+    for name in options.subscribe:
+        if name not in found:
+            try:
+                found[name] = connection.stream(name)
+            except UnknownStream:
+                if name not in read:
+                    raise
+    return {name: found[name] for name in options.subscribe if name in found}
 
 
 def schema_of(options: ReadOptions) -> StructType:
@@ -314,6 +326,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._leases: dict[StreamId, sync.Lease] = {}
         self._initial: Offset | None = None  # where a query without a checkpoint begins
         self._begun = False
+        self._left: set[StreamId] = set()  # that are there no longer
         self._ceiling: dict[StreamId, int] | None = None  # where an availableNow run ends
         self._reached: dict[StreamId, int] = {}  # where the last planned batch ends
 
@@ -334,8 +347,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ceiling = {name: info.horizon for name, info in streams.items()}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        streams = streams_of(self._link, self.options)
+        streams = streams_of(self._link, self.options, start)
         start = self._resume(start, streams)
+        start |= {name: self._without(name, at) for name, at in start.items() if name not in streams}
         self._reached |= {name: at["seq"] for name, at in start.items()}
         lags: dict[StreamId, int] = {}
         for name, info in streams.items():
@@ -361,15 +375,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> Offset:
         """Horizons, and how far the planned batches are behind them: the lag, in the query's progress."""
-        streams = streams_of(self._link, self.options)
+        streams = streams_of(self._link, self.options, self._reached)
         horizons = {name: max(info.horizon, self._reached.get(name, FIRST)) for name, info in streams.items()}
         return {name: {"seq": at, "lag": at - self._reached.get(name, at)} for name, at in horizons.items()}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        for name, at in end.items():
+        end = dict(end)
+        for name, at in list(end.items()):
             self._reached[name] = at["seq"]
             if at["lease"] and name not in self._leases:  # after a restart: the batch is read again
-                lease = resumed(self._link, name, at["lease"], self.options, self.options.lease_seconds)
+                try:
+                    lease = resumed(self._link, name, at["lease"], self.options, self.options.lease_seconds)
+                except UnknownStream:
+                    end[name], lease = self._without(name, at), None
                 if lease is not None:
                     self._leases[name] = lease
         return plan(start, end, self.options.min_partitions)
@@ -420,16 +438,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Look once whether a checkpoint fits the cluster, and say what it makes of the options."""
         begun, self._begun = self._begun, True
         if begun or start == self._initial:  # a first batch that was planned before is further than that
-            return start
+            return dict(start)
         if self.options.starting is not None and self.options.archive is None:
             at = {name: each["seq"] for name, each in start.items()}
             log.warning("startingOffsets is ignored: the checkpoint says where to go on, %s", at)
         start = dict(start)
         for name, each in list(start.items()):
-            if name not in streams:
-                start[name] = self._without(name, each)
-                continue
-            horizon = self._end_of(name, each["seq"], streams[name])
+            horizon = self._end_of(name, each["seq"], streams[name]) if name in streams else None
             if horizon is None:
                 continue
             what = f"stream {name!r} ends at {horizon}, but the checkpoint says that {each['seq'] - 1} was read"
@@ -445,7 +460,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Stay where a stream was that is there no longer, if that is allowed."""
         if self.options.fail_on_data_loss:
             raise DataLoss(f"stream {stream!r} is in the checkpoint, but not in the cluster: was it deleted?")
-        log.warning("stream %r is in the checkpoint, but not in the cluster; going on without it", stream)
+        if stream not in self._left:
+            self._left.add(stream)
+            log.warning("stream %r is in the checkpoint, but not in the cluster; going on without it", stream)
         return at | {"from": at["seq"], "lease": ""}
 
     def _end_of(self, stream: StreamId, seq: int, info: StreamInfo) -> int | None:
