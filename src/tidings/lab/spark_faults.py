@@ -125,13 +125,15 @@ class Trial:
     """One job and what is done to it."""
 
     def __init__(
-        self, case: Case, master: str, folder: Path, cluster: LocalCluster, loop: asyncio.AbstractEventLoop
+        self, case: Case, master: str, folder: Path, cluster: LocalCluster, loop: asyncio.AbstractEventLoop, load: Load
     ) -> None:
         self.case = case
         self.fault = case.fault
         self.folder = folder
         self.cluster = cluster
         self.loop = loop
+        self.load = load
+        self.least = FIRST  # where the copy ends, or later: what was acknowledged when the job was last started
         self.story: list[str] = []
         self.starts = 0
         servers = cluster.url("r0").removeprefix("tidings://")
@@ -170,6 +172,7 @@ class Trial:
         import pyspark
 
         self.starts += 1
+        self.least = FIRST + len(self.load.payloads)
         job = self.job if self.starts == 1 else msgspec.structs.replace(self.job, limit=10 * self.job.limit)
         home = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
         with open(self._log, "ab") as out:
@@ -264,6 +267,11 @@ class Ranges(msgspec.Struct, frozen=True):
             lo = offset["seq"]
         return cls(tuple(found))
 
+    @property
+    def end(self) -> int:
+        """Where the last one ends."""
+        return self.parts[-1][1] if self.parts else FIRST
+
 
 def expected(keys: list[bytes], payloads: list[bytes], ranges: Ranges) -> tuple[int, int]:
     """Count and hash sum of the rows that the batches must have: a model of collection by key, without Tidings."""
@@ -312,14 +320,18 @@ def found_at(connection: sync.Connection, stream: str) -> pa.Table:
     return rows.add_column(0, "seq", pa.array(numbers, pa.int64()))
 
 
-def judge(rows: pa.Table, ranges: Ranges, keys: list[bytes], payloads: list[bytes]) -> list[tuple[str, str]]:
-    """What is wrong with a copy."""
+def judge(
+    rows: pa.Table, ranges: Ranges, keys: list[bytes], payloads: list[bytes], least: int
+) -> list[tuple[str, str]]:
+    """What is wrong with a copy that has to go up to ``least`` or further."""
     seqs = rows.column("seq").to_numpy()
     wrong: list[tuple[str, str]] = []
     twice = len(seqs) - len(np.unique(seqs))
     if twice:
         wrong.append(("twice", f"{twice} rows came twice"))
     got = (len(seqs), hash_sum(hashes(rows, seqs)))
+    if ranges.end < least:
+        wrong.append(("stops_short", f"the last batch ends at {ranges.end}, and there was {least - 1} before"))
     wanted = expected(keys, payloads, ranges)
     if got != wanted:
         wrong.append(("exactly_once", f"count and hash sum are {got}, not {wanted}"))
@@ -348,7 +360,7 @@ def run_seed(seed: int, case: Case | None = None) -> dict[str, Any]:
         cluster = LocalCluster(1, 3, folder / "cluster")
         do(cluster.start())
         load = Load(cluster.url("r0"), seed)
-        trial = Trial(case, master, folder, cluster, loop)
+        trial = Trial(case, master, folder, cluster, loop, load)
         try:
             load.connection.open()
             load.connection.create_stream(STREAM, region="r0", gc="by-key")
@@ -360,7 +372,7 @@ def run_seed(seed: int, case: Case | None = None) -> dict[str, Any]:
             with sync.connect(cluster.url("r0")) as reader:
                 rows = found_at(reader, COPY) if case.to == "sink" else found_in(folder / "out")
             ranges = Ranges.of(folder)
-            violations = judge(rows, ranges, load.keys, load.payloads)
+            violations = judge(rows, ranges, load.keys, load.payloads, trial.least)
         finally:
             load.over.set()
             do(cluster.stop())
