@@ -59,7 +59,7 @@ SYSTEM: dict[str, AttrType] = {
 }
 """What a filter may name besides attributes. A kind is 'data' or 'gc'."""
 
-RESERVED = frozenset({*SYSTEM, "stream", "payload", "pub_seq", "before", "where"})
+RESERVED = frozenset({*SYSTEM, "stream", "payload", "pub_seq", "before", "where", "_session", "_tick", "_hash"})
 """Names that no attribute can have: columns of every event, here or in Spark."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
