@@ -483,6 +483,19 @@ def test_a_subscriber_that_does_not_take_asks_nobody_for_more() -> None:
     assert messages(client.handle(0.3, Take(2))) == [("middle", Follow(1, "s", 3))]
 
 
+def test_windows_that_were_cut_differently_do_not_add_up() -> None:
+    """It asks again and again over a slow link, and then all the answers come, each cut where the stream ended then."""
+    client = subscriber()
+    client.settings = SubscriptionSettings(window=2)
+    for hi in range(2, 8):  # seed 1374
+        client.handle(0.1, Received("head", feed(1, span(1, *["x"] * (hi - 1)))))
+        client.check()
+    assert client.horizon == 5 and len(client.ahead) == 4
+    assert messages(client.handle(0.2, Take(3))) == []
+    assert messages(client.handle(0.3, Take(4))) == [("head", Follow(1, "s", 5))]
+    assert delivered(client.handle(0.4, Received("head", feed(5, span(5, "x", "x"))))) == [5, 6]
+
+
 def test_bytes_in_flight_are_bounded_too() -> None:
     replica = Replica(window_bytes=1)
     replica.commits(span(1, "a"))

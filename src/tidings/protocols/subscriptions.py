@@ -657,6 +657,9 @@ class Subscriber:
         if self.horizon is None:
             self.horizon = feed.at
         self.taken = self.taken or self.horizon
+        if feed.spans and len(self.ahead) >= 2 * self.settings.window:  # more than one window, each cut in another way
+            self.held = True
+            return NOTHING
         effects: list[Effect] = []
         for span in feed.spans:
             if span.stream == self.stream and span.lo <= self.horizon < span.hi:
