@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import random
+
 import pyarrow as pa
 import pytest
 
 from tidings.check.tables import DELIVERED, PUBLISHED, Trace, table
+from tidings.client.machine import ClientMachine, MachineSettings, Open
 from tidings.core.hashing import row_hashes
+from tidings.core.rows import CountedRows
+from tidings.core.span import Span
 from tidings.lab import campaign, desk
 from tidings.lab.seeds import Plan
+from tidings.protocols.catalog import Describe, Description, StreamDef
+from tidings.protocols.kernel import Expired, Received, Send
+from tidings.protocols.membership import Membership
+from tidings.protocols.subscriptions import EARLIEST, Consumed, Feed
 
 
 def test_desks_are_content_with_a_calm_world() -> None:
@@ -16,6 +25,28 @@ def test_desks_are_content_with_a_calm_world() -> None:
     outcome = campaign.run_seed(seed)
     assert outcome["violations"] == []
     assert outcome["reports"]["subscriber_moved"] and outcome["reports"]["subscriber_given_up"]
+
+
+def test_who_is_slow_is_so_only_until_all_is_mended() -> None:
+    """Seed 632: 128 numbers a second at most, of 159, and an outage before: the end was two seconds too far."""
+    slow = desk.Desk(ClientMachine("d", "d", ("p",), MachineSettings(), random.Random(1)), [], frozenset({2}), 17.0)
+    nonce = next(
+        effect.message.nonce
+        for effect in slow.start(0.0)
+        if isinstance(effect, Send) and isinstance(effect.message, Describe)
+    )
+    stream, chain = StreamDef("s", "r0"), Membership("r0", 1, ("p",))
+    slow.handle(0.0, Received("p", Description(nonce, "r0", (chain,), (stream,), {})))
+    slow.handle(0.0, Open(2, "s", EARLIEST, "", None, 1))
+    taken: list[float] = []
+    for step in range(1, 81):  # whatever is taken, there is more
+        now = step * desk.TICK
+        fed = Span("s", step, step + 1, step + 1, CountedRows(step, 1, 10))
+        slow.handle(now, Received("p", Feed(2, step, (fed,), step + 1)))
+        effects = slow.handle(now, Expired(desk.DeskTick()))
+        if Send("p", Consumed(2, step + 1)) in effects:
+            taken.append(now)
+    assert taken == [2.0 * turn for turn in range(1, 9)] + [17.0 + desk.TICK * tick for tick in range(13)]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 The members of a campaign are fed by each other; desks are fed by replicas. In worlds that have them there are three:
 the *editor* defines a stream, publishes to it and follows others, all of it durably or through a filter, slowly or not;
 the *rival* takes over the editor's durable subscription; the *correspondent* is in another region, falls asleep, and
-follows what the editor publishes. They also do what must be refused, and ask what has become of a number.
+follows what the editor publishes. They also do what must be refused, and ask what has become of a number. Once all is
+mended nobody is slow any more: from then on whoever is not at the end was not fed, or did not ask.
 
 What they are fed goes into the trace as receipts; what they are told is compared with what they must be told.
 """
@@ -117,10 +118,13 @@ Told = tuple[int, int, Because]  # a number, how far the asker had been fed a wh
 class Desk:
     """A client and what is done with it: commands, each with its time in seconds."""
 
-    def __init__(self, machine: ClientMachine, todo: list[tuple[float, Command]], lazy: frozenset[int]) -> None:
+    def __init__(
+        self, machine: ClientMachine, todo: list[tuple[float, Command]], lazy: frozenset[int], mended: Time
+    ) -> None:
         self.machine = machine
         self.todo = sorted(todo, key=lambda each: each[0])
         self.lazy = lazy  # subscriptions that are taken from once in a while only
+        self.mended = mended  # when that is over: a window in two seconds may be less than what is published
         self.fed: dict[int, tuple[int, int]] = {}  # by subscription: from where to where
         self.past: dict[int, list[tuple[Time, int]]] = {}
         self.untaken: dict[int, int] = {}
@@ -179,7 +183,7 @@ class Desk:
                 self.todo.remove(due)
                 out += self._act(now, due[1])
         for id, horizon in list(self.untaken.items()):
-            if id not in self.lazy or self.steps % 8 == 0:
+            if id not in self.lazy or self.steps % 8 == 0 or now >= self.mended:
                 del self.untaken[id]
                 out += self._do(now, Taken(id, horizon))
                 out += self._do(now, Processed(id, horizon, prompt=self.steps % 2 == 0))
@@ -334,7 +338,8 @@ class Desks:
 
         def desk(durable: list[Any], incarnation: int, rng: random.Random) -> Desk:
             seeds = self.deployment.memberships[region].replicas
-            return Desk(ClientMachine(node, node, seeds, settings, rng), script, frozenset({2}))
+            machine = ClientMachine(node, node, seeds, settings, rng)
+            return Desk(machine, script, frozenset({2}), self.deployment.scenario.quiet_after)
 
         return desk
 
