@@ -358,6 +358,7 @@ class Archive:
             "startingOffsets": json.dumps({each.name: snapshot.end(each.name) for each in group}),
             "maxOffsetsPerTrigger": str(BATCH),
             "leaseSeconds": str(ATTEMPT),
+            "timeoutSeconds": str(TIMEOUT),
             "archive": json.dumps({each.name: source.leases[each.name].asof for each in group}),
         }
         return self.spark.readStream.format("tidings").options(**options).load()

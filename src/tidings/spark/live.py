@@ -319,6 +319,7 @@ class Live:
                 "startingOffsets": "earliest",
                 "maxOffsetsPerTrigger": str(BATCH),
                 "leaseSeconds": str(LEASE),
+                "timeoutSeconds": str(TIMEOUT),
                 "failOnDataLoss": "false",  # a stream that is deleted meanwhile is no reason to end
                 "archive": json.dumps({name: lease.asof for name, lease in source.leases.items()}),
                 "attributes": "json",
