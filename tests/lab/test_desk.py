@@ -8,15 +8,16 @@ import pyarrow as pa
 import pytest
 
 from tidings.check.tables import DELIVERED, PUBLISHED, Trace, table
-from tidings.client.machine import ClientMachine, MachineSettings, Open
+from tidings.client.machine import Ask, ClientMachine, MachineSettings, Open, Submit
 from tidings.core.hashing import row_hashes
 from tidings.core.rows import CountedRows
 from tidings.core.span import Span
 from tidings.lab import campaign, desk
 from tidings.lab.seeds import Plan
-from tidings.protocols.catalog import Describe, Description, StreamDef
-from tidings.protocols.kernel import Expired, Received, Send
+from tidings.protocols.catalog import Because, Describe, Description, StreamDef, Why
+from tidings.protocols.kernel import Command, Effects, Expired, Message, Received, Send
 from tidings.protocols.membership import Membership
+from tidings.protocols.publishing import OpenSession, Publish, Published, SessionOpened
 from tidings.protocols.subscriptions import EARLIEST, Consumed, Feed
 
 
@@ -47,6 +48,41 @@ def test_who_is_slow_is_so_only_until_all_is_mended() -> None:
         if Send("p", Consumed(2, step + 1)) in effects:
             taken.append(now)
     assert taken == [2.0 * turn for turn in range(1, 9)] + [17.0 + desk.TICK * tick for tick in range(13)]
+
+
+def answer(message: Message) -> Message:
+    """What a healthy head, alone in its region, says."""
+    match message:
+        case Describe(nonce):
+            return Description(nonce, "r0", (Membership("r0", 1, ("p",)),), (StreamDef("s", "r0"),), {})
+        case OpenSession(_, nonce):
+            return SessionOpened(nonce, 1)
+        case Publish(_, _, session, first, rows):
+            return Published(session, first, first, first + rows.count)
+    assert isinstance(message, Why)
+    return Because(message.stream, message.seq, "row")
+
+
+def test_a_desk_whose_chain_was_away_does_what_is_due_one_by_one_as_fast_as_it_is_answered() -> None:
+    rows = CountedRows(1, 2, 10)
+    todo: list[tuple[float, Command]] = [(float(tag > 0), Submit("r0", "s", rows, tag)) for tag in range(40)]
+    todo += [(1.0, Ask(seq, Why("s", seq))) for seq in range(1, 31)] + [(99.0, Submit("r0", "s", rows, 99))]
+    late = desk.Desk(ClientMachine("d", "d", ("p",), MachineSettings(), random.Random(1)), todo, frozenset(), 0.0)
+
+    def talk(now: float, effects: Effects) -> None:
+        """Until nobody has anything to say; no tick comes between."""
+        asked = [effect.message for effect in effects if type(effect) is Send]
+        while asked:
+            assert len({type(message) for message in asked}) == len(asked), "one of a kind at a time"
+            told = [Received("p", answer(message)) for message in asked]
+            asked = [effect.message for each in told for effect in late.handle(now, each) if type(effect) is Send]
+
+    talk(0.0, late.start(0.0))
+    talk(0.5, late.handle(0.5, Expired(desk.DeskTick())))
+    assert late.acked == {0}
+    talk(20.0, late.handle(20.0, Expired(desk.DeskTick())))
+    assert late.acked == set(range(40)) and set(late.answers) == set(range(1, 31))
+    assert late.todo == todo[-1:], "what is not due waits"
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,8 @@ BRIEF, NOWHERE = "brief", "nowhere"
 POLICY = "by-key,keep-last:60"
 EDITOR, RIVAL, CORRESPONDENT = "editor", "rival", "correspondent"
 TICK = 0.25
+ANSWERS = frozenset({Acked, Answered})
+"""After these whoever is late does the next thing at once; after a refusal the publisher opens a session first."""
 CROWD = 1 << 20  # ids and nonces from here on are not of the script
 AGAIN = 100  # between the ids of a subscription and of the next attempt at it
 UNFIT, WONDERED, ODD = 1000, 2000, 3000  # tags and nonces from here on
@@ -144,11 +146,13 @@ class Desk:
 
     def handle(self, now: Time, input: Input) -> Effects:
         if type(input) is Expired and type(input.timer) is DeskTick:
-            return [*self._work(now), SetTimer(TICK, DeskTick())]
+            return [*self._act_all(now), *self._take_all(now), SetTimer(TICK, DeskTick())]
         if type(input) is Received and type(input.message) is Unfollowed and input.message.id >= CROWD:
             self.denied += 1
             return []
-        return self._do(now, input)
+        out = self._do(now, input)
+        answered = any(type(effect) is Deliver and type(effect.item) in ANSWERS for effect in out)
+        return [*out, *self._act_all(now)] if answered else out
 
     def check(self) -> None:
         self.machine.check()
@@ -170,10 +174,9 @@ class Desk:
                 self._note(now, effect.item)
         return effects
 
-    def _work(self, now: Time) -> list[Effect]:
-        """Do what is due; then take and process what was fed."""
+    def _act_all(self, now: Time) -> list[Effect]:
+        """Do what is due: each tick, and with each answer, because a chain may be away until much is due."""
         out: list[Effect] = []
-        self.steps += 1
         waiting: set[type[Command]] = set()
         for due in [each for each in self.todo if each[0] <= now]:
             kind = type(due[1])
@@ -182,6 +185,12 @@ class Desk:
             else:
                 self.todo.remove(due)
                 out += self._act(now, due[1])
+        return out
+
+    def _take_all(self, now: Time) -> list[Effect]:
+        """Take and process what was fed."""
+        out: list[Effect] = []
+        self.steps += 1
         for id, horizon in list(self.untaken.items()):
             if id not in self.lazy or self.steps % 8 == 0 or now >= self.mended:
                 del self.untaken[id]
