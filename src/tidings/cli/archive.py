@@ -47,11 +47,10 @@ def run(
     from tidings.spark.session import spark
 
     found = Lake(lake)
-    with (
-        spark(master, "tidings archive") as session,
-        Archive(session, found, url, lease=lease, token=token or "") as job,
-    ):
-        snapshot = job.once() if once else job.run(asked_to_stop(), interval)
+    with spark(master, "tidings archive") as session:
+        over = None if once else asked_to_stop()
+        with Archive(session, found, url, lease=lease, token=token or "") as job:
+            snapshot = job.once() if over is None else job.run(over, interval)
     result = _facts(found, snapshot)
     emit(result, as_json, lambda: _show(result))
 

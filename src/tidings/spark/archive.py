@@ -377,11 +377,11 @@ class Archive:
 
     def _stop(self, queries: list[StreamingQuery]) -> bool:
         """None of their batches counts from now on; whether one was dropped before."""
-        for query in queries:
-            query.stop()
-        with self._writing:
+        with self._writing:  # the batch that is being written may finish: Spark is loud about one that is interrupted
             dropped = self._dropped(queries)
             self._running.clear()
+        for query in queries:
+            query.stop()
         return dropped
 
     def _dropped(self, queries: list[StreamingQuery]) -> bool:
