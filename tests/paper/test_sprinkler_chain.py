@@ -7,7 +7,7 @@ import pytest
 from paper.rig import ChainRig, Letter
 from tidings.protocols.chain import Ack, Append, ChainSettings, Compare, Compared, Fetch, Install, NextPiece, RetryTick
 from tidings.protocols.configuration import Beat, Current, Promote, SweepTick
-from tidings.protocols.kernel import Persist, Received, Send
+from tidings.protocols.kernel import Message, Persist, Received, Send
 from tidings.protocols.log import CutBack, Logged
 from tidings.protocols.membership import Membership
 
@@ -525,3 +525,67 @@ def test_a_comparison_that_is_lost_is_asked_for_again() -> None:
     rig.expire(RetryTick(), "A")
     rig.settle()
     assert rig.chain("A").is_head
+
+
+def joined_by_snapshot(*, hold: tuple[type[Message], ...] = ()) -> ChainRig:
+    """A, alone in its chain, has committed ten records and knows of nine on its disk; N has a snapshot of all ten."""
+    rig = ChainRig("A", "N", ChainSettings(retain=2))
+    for _ in range(10):
+        rig.append("A")
+        rig.settle()
+    rig.join("N", hold=hold)
+    assert rig.logs("A", "N") == [10, 10] and not rig.chain("N").log.records
+    assert max(entry.committed for entry in rig.durable["A"] if isinstance(entry, Logged)) == 9
+    return rig
+
+
+@pytest.mark.parametrize("stopped", ["A", "AN"])
+def test_a_chain_of_one_goes_on_when_its_newcomer_has_only_a_snapshot_of_the_last_record(stopped: str) -> None:
+    """Nobody else could take A's place, so if it resigned for no reason its chain would stand still for good."""
+    rig = joined_by_snapshot(hold=(Ack,))
+    assert rig.membership.joining == "N"
+    rig.crash(*stopped)
+    rig.wire.clear()
+    rig.restart(*stopped)
+    rig.settle()
+    assert rig.chain("A").log.committed == 10 and ("A", "old_disk_found") not in rig.reports
+    rig.append("A")
+    rig.retry("A", "N")
+    assert rig.membership.replicas == ("A", "N") and rig.logs("A", "N") == [11, 11]
+
+
+def test_a_head_keeps_its_place_when_its_successor_has_only_a_snapshot_of_the_last_record() -> None:
+    rig = joined_by_snapshot()
+    rig.crash("A")
+    rig.restart("A")
+    rig.settle()
+    assert rig.chain("A").is_head and rig.membership == Membership("r", 3, ("A", "N"))
+
+
+def test_a_voided_record_is_found_out_by_a_neighbour_that_has_only_a_snapshot() -> None:
+    """A's disk is as it was when it had a tenth record of its own; the tenth that counts is another one."""
+    rig = ChainRig("AB", "N", settings=ChainSettings(retain=2))
+    for _ in range(9):
+        rig.append("A")
+        rig.settle()
+    rig.append("A")
+    rig.sync("A")
+    rig.take(Append)
+    void = list(rig.durable["A"])
+    rig.silence("B")
+    rig.append("B")
+    rig.settle()
+    rig.join("A")
+    rig.join("N")
+    assert rig.membership.replicas == ("B", "A", "N") and rig.logs("B", "A", "N") == [10, 10, 10]
+    assert not rig.chain("N").log.records
+    rig.beat("B", "N")
+    rig.settle()
+    rig.crash("A")
+    rig.durable["A"] = void
+    rig.restart("A")
+    rig.deliver(Beat)
+    rig.deliver(Current)
+    rig.take(Compare, dst="B")  # N alone must find it out
+    rig.settle()
+    assert ("A", "old_disk_found") in rig.reports and "A" not in rig.membership.replicas

@@ -65,7 +65,7 @@ def summary(log: Log) -> dict[str, Any]:
         "last": log.last,
         "records": [one.digest for one in log.between(log.committed, log.last)],
         "ends": log.ends,
-        "epochs": (log.token_epoch, log.joined_epoch),
+        "epochs": (log.token_epoch, log.joined_epoch, log.made(log.committed)),
         "histories": {
             name: (one.horizon, [span.digest for span in one.know(1, one.horizon)], one.live)
             for name, one in log.histories.items()

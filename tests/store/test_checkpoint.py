@@ -66,10 +66,10 @@ class Replica:
         for at in range(self.log.last + 3):
             ahead.append(record(ahead, 3, 1, 1, salt=salt + at))
             ahead.commit_next()
-        pieces = ahead.snapshot(6)
+        pieces, made = ahead.snapshot(6), ahead.made(ahead.committed)
         for index, spans in enumerate(pieces):
-            self.persist(Installed(ahead.committed, index, spans, index == len(pieces) - 1))
-        self.log.install(ahead.committed, [span for piece in pieces for span in piece])
+            self.persist(Installed(ahead.committed, index, spans, index == len(pieces) - 1, made))
+        self.log.install(ahead.committed, [span for piece in pieces for span in piece], made)
 
     def purge(self) -> None:
         for history in self.log.histories.values():
@@ -395,7 +395,8 @@ def test_recovery_ignores_where_a_checkpoint_stands_as_long_as_later_records_fol
     pieces = log.snapshot(5)
     lsn = log.committed
     checkpoint = [
-        Checkpoint(lsn, index, spans, index == len(pieces) - 1, lsn, 0, 0) for index, spans in enumerate(pieces)
+        Checkpoint(lsn, index, spans, index == len(pieces) - 1, lsn, 0, 0, log.made(lsn))
+        for index, spans in enumerate(pieces)
     ]
     assert summary(Log.recover(make_history, STREAMS, [*entries, *checkpoint])) == summary(log)
     later = [entry for entry in entries if isinstance(entry, Logged) and entry.record.lsn > lsn]

@@ -148,6 +148,7 @@ class InstallHead(Head, frozen=True, gc=False, array_like=True):
     index: int
     last: bool
     spans: tuple[SpanHead, ...]
+    made: int | None = None
 
 
 class PublishHead(Head, frozen=True, gc=False, array_like=True):
@@ -193,6 +194,7 @@ class InstalledHead(Head, frozen=True, gc=False, array_like=True):
     index: int
     spans: tuple[SpanHead, ...]
     last: bool
+    made: int | None = None
 
 
 class CheckpointHead(Head, frozen=True, gc=False, array_like=True):
@@ -205,6 +207,7 @@ class CheckpointHead(Head, frozen=True, gc=False, array_like=True):
     committed: int
     token_epoch: int
     joined_epoch: int
+    made: int | None = None
 
 
 class FeedHead(Head, frozen=True, gc=False, array_like=True):
@@ -285,11 +288,11 @@ def _unpack_append(head: AppendHead, body: memoryview) -> chain.Append:
 
 def _pack_install(piece: chain.Install) -> tuple[InstallHead, Body]:
     heads, body = encode_spans(piece.spans)
-    return InstallHead(piece.epoch, piece.lsn, piece.index, piece.last, heads), body
+    return InstallHead(piece.epoch, piece.lsn, piece.index, piece.last, heads, piece.made), body
 
 
 def _unpack_install(head: InstallHead, body: memoryview) -> chain.Install:
-    return chain.Install(head.epoch, head.lsn, head.index, head.last, decode_spans(head.spans, body))
+    return chain.Install(head.epoch, head.lsn, head.index, head.last, decode_spans(head.spans, body), head.made)
 
 
 def _pack_publish(batch: publishing.Publish) -> tuple[PublishHead, Body]:
@@ -332,22 +335,22 @@ def _unpack_logged(head: LoggedHead, body: memoryview) -> log.Logged:
 
 def _pack_installed(entry: log.Installed) -> tuple[InstalledHead, Body]:
     heads, body = encode_spans(entry.spans)
-    return InstalledHead(entry.lsn, entry.index, heads, entry.last), body
+    return InstalledHead(entry.lsn, entry.index, heads, entry.last, entry.made), body
 
 
 def _unpack_installed(head: InstalledHead, body: memoryview) -> log.Installed:
-    return log.Installed(head.lsn, head.index, decode_spans(head.spans, body), head.last)
+    return log.Installed(head.lsn, head.index, decode_spans(head.spans, body), head.last, head.made)
 
 
 def _pack_checkpoint(entry: log.Checkpoint) -> tuple[CheckpointHead, Body]:
     heads, body = encode_spans(entry.spans)
-    epochs = entry.token_epoch, entry.joined_epoch
+    epochs = entry.token_epoch, entry.joined_epoch, entry.made
     return CheckpointHead(entry.lsn, entry.index, heads, entry.last, entry.committed, *epochs), body
 
 
 def _unpack_checkpoint(head: CheckpointHead, body: memoryview) -> log.Checkpoint:
     spans = decode_spans(head.spans, body)
-    epochs = head.token_epoch, head.joined_epoch
+    epochs = head.token_epoch, head.joined_epoch, head.made
     return log.Checkpoint(head.lsn, head.index, spans, head.last, head.committed, *epochs)
 
 

@@ -10,8 +10,9 @@ that has lost its disk comes back under a new name):
 
 A disk may be older than the replica that comes back with it: put back from a copy, or losing what it said was synced.
 So a member that restarts takes no part before it has *compared* its log with those of its neighbours: they tell where
-theirs end, and in which epoch the last record that both should have was made. The successor's log must be a prefix of
-the predecessor's; of two records with one lsn the one of the older epoch was voided. Whoever is found at fault takes no
+theirs end, and in which epoch the last record that both should have was made (a snapshot says it of its last record:
+whoever restarts may not know on its disk that this one is committed). The successor's log must be a prefix of the
+predecessor's; of two records with one lsn the one of the older epoch was voided. Whoever is found at fault takes no
 events, acknowledges nothing and resigns; removed, it comes back like any other.
 
 A removed replica asks to be appended behind the tail, and cuts its log back to the commit point it knew. The tail
@@ -83,13 +84,17 @@ class Refuse(Message, frozen=True, gc=False):
 
 
 class Install(Message, frozen=True, gc=False):
-    """Piece ``index`` of a snapshot at ``lsn``; the receiver stores it and asks for the next."""
+    """Piece ``index`` of a snapshot at ``lsn``; the receiver stores it and asks for the next.
+
+    ``made`` is the epoch of the record at ``lsn``; None if the sender itself has only its effect.
+    """
 
     epoch: int
     lsn: Lsn
     index: int
     last: bool
     spans: tuple[Span, ...]
+    made: int | None = None
 
     @property
     def wire_size(self) -> int:  # type: ignore[override]
@@ -187,7 +192,7 @@ class Chain:
         self.promoting: int | None = None  # disk token of that decision, until it is durable
         self.unsafe: int | None = None  # disk token of a cut or snapshot: nothing is acknowledged until it is durable
         self.moved: tuple[Lsn, int] | None = None  # what the last RetryTick saw waiting
-        self.snapshot: tuple[Lsn, list[tuple[Span, ...]]] | None = None  # being sent
+        self.snapshot: tuple[Lsn, list[tuple[Span, ...]], int | None] | None = None  # being sent; the epoch of its lsn
         self.fed: Lsn | None = None  # how far a joining successor has got: what follows is retained for it
         self.held: Lsn = -1  # what it has acknowledged to hold durably
         self.installing: Installing | None = None  # being received
@@ -428,7 +433,8 @@ class Chain:
             return [Report("bad_message")]  # nobody can hold what was never forwarded
         if after + 1 < self.log.first:
             if self.snapshot is None or self.snapshot[0] <= after:
-                self.snapshot = (self.log.committed, self.log.snapshot(self.settings.chunk_rows))
+                at = self.log.committed
+                self.snapshot = (at, self.log.snapshot(self.settings.chunk_rows), self.log.made(at))
             self.fed = self.snapshot[0]
             return self._send_piece(src, self.snapshot[0], 0)
         self.sent = self.fed = after
@@ -514,9 +520,9 @@ class Chain:
     def _send_piece(self, src: NodeId, lsn: Lsn, index: int) -> Effects:
         if self.snapshot is None or lsn != self.snapshot[0]:
             return NOTHING
-        pieces = self.snapshot[1]
+        _, pieces, made = self.snapshot
         last = index == len(pieces) - 1
-        return [Send(src, Install(self.membership.epoch, lsn, index, last, pieces[index]))]
+        return [Send(src, Install(self.membership.epoch, lsn, index, last, pieces[index], made))]
 
     def _receive_piece(self, piece: Install) -> Effects:
         if piece.lsn <= self.log.last:
@@ -529,10 +535,11 @@ class Chain:
         arriving.spans.extend(piece.spans)
         arriving.index += 1
         arriving.waits = 0
-        persist = self._persist(Installed(piece.lsn, piece.index, piece.spans, piece.last))
+        persist = self._persist(Installed(piece.lsn, piece.index, piece.spans, piece.last, piece.made))
         if not piece.last:
             return [persist, self._to_predecessor(NextPiece(epoch, piece.lsn, arriving.index))]
-        self.log.install(piece.lsn, arriving.spans)  # it replaces all this replica knew, here and now as on the disk
+        # it replaces all this replica knew, here and now as on the disk
+        self.log.install(piece.lsn, arriving.spans, piece.made)
         self.writing.clear()
         self.durable = self.log.last
         self.installing = None

@@ -58,12 +58,17 @@ class CutBack(Value, frozen=True, gc=False):
 
 
 class Installed(Value, frozen=True, gc=False):
-    """On disk: a piece of a snapshot of the committed state at ``lsn``; the last piece replaces all before it."""
+    """On disk: a piece of a snapshot of the committed state at ``lsn``; the last piece replaces all before it.
+
+    ``made`` is the epoch of the record at ``lsn``, if that is known: by it a neighbour that restarts can tell that its
+    own record of that number is the same.
+    """
 
     lsn: Lsn
     index: int
     spans: tuple[Span, ...]
     last: bool
+    made: int | None = None
 
 
 class TokenPassed(Value, frozen=True, gc=False):
@@ -86,6 +91,7 @@ class Checkpoint(Value, frozen=True, gc=False):
     committed: Lsn
     token_epoch: int
     joined_epoch: int
+    made: int | None = None  # the epoch of the record at ``lsn``, if that is known
 
 
 DiskEntry: TypeAlias = Logged | CutBack | Installed | TokenPassed | Checkpoint
@@ -104,12 +110,13 @@ class Log:
         self.histories: dict[StreamId, History] = {}
         self.reset(0)
 
-    def reset(self, lsn: Lsn) -> None:
-        """Forget everything; the next record is the one after ``lsn``."""
+    def reset(self, lsn: Lsn, made: int | None = None) -> None:
+        """Forget everything; the next record is the one after ``lsn``, which was made in that epoch."""
         self.histories.clear()  # the mapping itself is shared with the layers that read it
         self.histories.update({stream: self._make_history(stream) for stream in self._streams})
         self.records: list[Record] = []
         self.first: Lsn = lsn + 1
+        self.made_before = made  # the epoch of the record before the first, if that is known
         self.committed: Lsn = lsn
         self.ends: dict[StreamId, int] = dict.fromkeys(self._streams, FIRST)
         self.ticks: dict[StreamId, int] = dict.fromkeys(self._streams, 0)
@@ -136,6 +143,8 @@ class Log:
         """The epoch that a record was made in; None if only its effect is left, which is committed."""
         if lsn == 0:
             return 0
+        if lsn == self.first - 1:
+            return self.made_before
         return self.records[lsn - self.first].epoch if self.first <= lsn <= self.last else None
 
     def between(self, after: Lsn, upto: Lsn) -> tuple[Record, ...]:
@@ -196,6 +205,7 @@ class Log:
         """Forget all but the newest ``retain`` committed records."""
         surplus = self.committed - self.first + 1 - retain
         if surplus > retain:  # halves, so that the list is moved rarely
+            self.made_before = self.records[surplus - 1].epoch
             del self.records[:surplus]
             self.first += surplus
 
@@ -216,9 +226,9 @@ class Log:
                     piece, rows = [], 0
         return [*pieces, tuple(piece)]
 
-    def install(self, lsn: Lsn, spans: Iterable[Span]) -> None:
-        """Start again from a snapshot."""
-        self.reset(lsn)
+    def install(self, lsn: Lsn, spans: Iterable[Span], made: int | None = None) -> None:
+        """Start again from a snapshot; ``made`` is the epoch of its last record, if that is known."""
+        self.reset(lsn, made)
         for span in sorted(spans, key=lambda span: not is_internal(span.stream)):  # definitions first
             self._accept(span)
             self._extend(span)
@@ -255,13 +265,13 @@ class Log:
                 case Installed(lsn, index, spans, last):
                     arriving = [*arriving, *spans] if index else list(spans)
                     if last:
-                        self.install(lsn, arriving)
+                        self.install(lsn, arriving, entry.made)
                         committed = lsn
                 case Checkpoint(lsn, index, spans, last):
                     arriving = [*arriving, *spans] if index else list(spans)
                     if last:
                         later = self.between(lsn, self.last)
-                        self.install(lsn, arriving)
+                        self.install(lsn, arriving, entry.made)
                         for record in later:
                             self.append(record)
                         committed = max(committed, entry.committed)

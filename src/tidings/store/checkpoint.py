@@ -100,6 +100,7 @@ class _Running:
 
     def __init__(self, log: Log, store: Store) -> None:
         self.lsn: Lsn = log.committed
+        self.made = log.made(self.lsn)
         self.generation = store.begin_checkpoint()
         self.began_at = store.written_bytes
         self.bytes = 0
@@ -140,7 +141,8 @@ class _Running:
         self.bytes += sum([span.wire_size for span in spans])
         index, self._index = self._index, self._index + 1
         last = not self._left
-        return Checkpoint(self.lsn, index, tuple(spans), last, log.committed, log.token_epoch, log.joined_epoch)
+        epochs = log.token_epoch, log.joined_epoch, self.made
+        return Checkpoint(self.lsn, index, tuple(spans), last, log.committed, *epochs)
 
     def _skip_finished(self) -> None:
         while self._left and self._at >= self._left[-1][1]:

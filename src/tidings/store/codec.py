@@ -50,6 +50,7 @@ class _Installed(_Header, frozen=True, gc=False, array_like=True):
     index: int
     last: bool
     spans: tuple[SpanHead, ...]
+    made: int | None = None
 
 
 class _Checkpoint(_Header, frozen=True, gc=False, array_like=True):
@@ -60,6 +61,7 @@ class _Checkpoint(_Header, frozen=True, gc=False, array_like=True):
     token_epoch: int
     joined_epoch: int
     spans: tuple[SpanHead, ...]
+    made: int | None = None
 
 
 class _CutBack(_Header, frozen=True, gc=False, array_like=True):
@@ -116,15 +118,15 @@ def encode(entry: Entry | State, number: int) -> bytes:
             kind, header = LOGGED, _Logged(record.epoch, record.lsn, committed, heads)
         case CutBack(lsn, epoch):
             kind, header = CUT_BACK, _CutBack(lsn, epoch)
-        case Installed(lsn, index, spans, last):
+        case Installed(lsn, index, spans, last, made):
             heads, body = encode_spans(spans)
-            kind, header = INSTALLED, _Installed(lsn, index, last, heads)
+            kind, header = INSTALLED, _Installed(lsn, index, last, heads, made)
         case TokenPassed(epoch):
             kind, header = TOKEN_PASSED, _TokenPassed(epoch)
-        case Checkpoint(lsn, index, spans, last, committed, token_epoch, joined_epoch):
+        case Checkpoint(lsn, index, spans, last, committed, token_epoch, joined_epoch, made):
             heads, body = encode_spans(spans)
             kind = CHECKPOINT
-            header = _Checkpoint(lsn, index, last, committed, token_epoch, joined_epoch, heads)
+            header = _Checkpoint(lsn, index, last, committed, token_epoch, joined_epoch, heads, made)
         case Membership(region, epoch, replicas, joining):
             kind, header = MEMBERSHIP, _Membership(region, epoch, replicas, joining)
         case State():
@@ -160,10 +162,10 @@ def _entry(header: _Header, body: memoryview) -> Entry | State:
     match header:
         case _Logged(epoch, lsn, committed, parts):
             return Logged(Record(epoch, lsn, decode_spans(parts, body)), committed)
-        case _Installed(lsn, index, last, spans):
-            return Installed(lsn, index, decode_spans(spans, body), last)
-        case _Checkpoint(lsn, index, last, committed, token_epoch, joined_epoch, spans):
-            return Checkpoint(lsn, index, decode_spans(spans, body), last, committed, token_epoch, joined_epoch)
+        case _Installed(lsn, index, last, spans, made):
+            return Installed(lsn, index, decode_spans(spans, body), last, made)
+        case _Checkpoint(lsn, index, last, committed, token_epoch, joined_epoch, spans, made):
+            return Checkpoint(lsn, index, decode_spans(spans, body), last, committed, token_epoch, joined_epoch, made)
         case _CutBack(lsn, epoch):
             return CutBack(lsn, epoch)
         case _TokenPassed(epoch):
