@@ -1,7 +1,8 @@
 """Run one scenario with one seed, and judge it.
 
 Two phases: until ``heal_after`` load and faults, safety only; then everything is mended and all who are alive must
-reach the end of every stream. The result is the JSON object of `tidings sim`.
+reach the end of every stream. A head may collect by age at the very last moment: then the run goes on until that, too,
+has had time to spread. The result is the JSON object of `tidings sim`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from tidings.check import Violation, judge
-from tidings.core.ids import NodeId
+from tidings.core.ids import NodeId, is_internal
 from tidings.protocols.chain import Committed
 from tidings.sim.build import Deployment
 from tidings.sim.faults import Faults
 from tidings.sim.scenario import Scenario
 
 Progress = Callable[[int, int, str], None]
+
+MOMENT = 1.5  # seconds in which everybody who is idle hears of an event; ours: a probe (1 s at most) and a shuffle
+MOMENTS = 4  # at most, or a head that collects by age again and again would never let it end
 
 
 def run_scenario(
@@ -63,6 +67,10 @@ def simulate(deployment: Deployment, progress: Progress | None = None) -> float:
             progress(step, steps, f"simulated {world.now:.0f} s")
         if world.failures:
             break
+    if run.heal_after is not None:
+        for _ in range(MOMENTS):
+            if kept.news + MOMENT > world.now and not world.failures:
+                world.run(kept.news + MOMENT)
     if run.heal_after is not None and not world.failures:
         note_alive(deployment)
     return time.perf_counter() - began
@@ -101,10 +109,13 @@ class _Kept:
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self.now: dict[NodeId, tuple[int, int]] = {}
+        self.news = 0.0  # when the last event of a stream was committed
 
     def on_deliver(self, time: float, node: NodeId, incarnation: int, item: Any) -> None:
         """A record is committed, and the log has just been trimmed: by halves, so twice what is wanted may be left."""
         if type(item) is Committed:
+            if any([not is_internal(span.stream) for span in item.record.parts]):
+                self.news = time
             chain = self.deployment.proxy(node).chain
             lacking = 0 if chain.fed is None else min(chain.log.committed - chain.fed, chain.settings.backlog)
             bound = 2 * max(chain.settings.retain, lacking)
