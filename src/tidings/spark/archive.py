@@ -272,9 +272,9 @@ class Archive:
         new = [each for name, each in streams.items() if now.definitions.get(name) != each or name in now.deleted]
         mine = [name for name, each in now.definitions.items() if each.region in regions and name not in now.deleted]
         gone = [name for name in mine if name not in streams]
-        return (
-            Commit(kind="append", at=time.time(), definitions=tuple(new), deleted=tuple(gone)) if new or gone else None
-        )
+        if not new and not gone:
+            return None
+        return Commit(kind="append", at=time.time(), definitions=tuple(new), deleted=tuple(gone))
 
     def _heard(self, own: Mapping[StreamId, int]) -> dict[StreamId, int]:
         """How far streams are known in the regions that answer, at least as far as their owners have said."""
@@ -530,11 +530,10 @@ def compatible(streams: Iterable[StreamDef]) -> list[list[StreamDef]]:
             except BadInput:
                 continue
             spelled = {name for each in (*group, stream) for name in parse_attributes(each.attrs)}
-            if len(spelled) == len(
-                {name.lower() for name in spelled}
-            ):  # a query has one column for both, a file its own
-                group.append(stream)
-                break
+            if len(spelled) > len({name.lower() for name in spelled}):
+                continue  # a query would have one column for both spellings, and files want their own
+            group.append(stream)
+            break
         else:
             groups.append([stream])
     return groups

@@ -2,7 +2,7 @@
 
     lake/
       commits/0000000007.json         what changed, in order: the lake is what all of them together say
-      commits/0000000006.base         what those up to here said, before they were forgotten
+      commits/0000000006.base         what those up to here said; most of them are forgotten
       data/stream=prices/day=2026-11-16/<batch>-<part>.parquet
       checkpoints/                    of the job that writes it
 
@@ -71,6 +71,9 @@ where it comes from. ``_hash`` is its content hash (core/hashing.py), the 64 bit
 KINDS = {"data": DATA, "gc": GC}
 CHUNK = 16_384  # rows of a span that is read back; ours, as in a message
 TRIES = 10  # commits that others may make before this one gives up; ours
+TAKEN = (
+    100  # commits before the oldest snapshot whose files stay: whoever is slow sees that their numbers are taken; ours
+)
 PAUSE = 0.05  # seconds until others have finished what they do with two files; ours
 ABANDONED = 86_400.0  # seconds after which a file that no commit names is taken to be left behind; ours
 
@@ -255,10 +258,8 @@ class Lake:
                 return snapshot
             made = msgspec.structs.replace(made, id=snapshot.id + 1)
             if self._create(self._path(made.id), made):
-                if max(self._numbers("base"), default=0) < made.id:
-                    snapshot.apply(made)
-                    return snapshot
-                self._path(made.id).unlink()  # its number had been taken, and forgotten
+                snapshot.apply(made)
+                return snapshot
         raise BadInput(f"{self.root}: {TRIES} commits in a row were taken by others; try again later")
 
     def expire(self, keep: int) -> list[str]:
@@ -277,9 +278,9 @@ class Lake:
             else:
                 needed |= added
         self._create(self._path(oldest, "base"), self.snapshot(oldest))
-        for kind in ("json", "base"):
+        for kind, before in (("json", oldest - TAKEN), ("base", oldest)):
             for id in self._numbers(kind):
-                if id < oldest or (id == oldest and kind == "json"):
+                if id < before:
                     self._path(id, kind).unlink()
         removed = sorted([path for path in forgotten | self._left_behind() if path not in needed])
         for path in removed:
