@@ -6,8 +6,9 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-ALONE = "tests/spark/test_faults.py"
-"""Tests of Spark that start drivers of their own and have no use for the session."""
+SPARK = "tests/spark/"
+APART = ("faults", "lake", "live_command", "reader", "restore", "standing")
+"""Its tests that have no use for the session: without Spark, or with drivers of their own."""
 
 
 class OneSession(LoadScopeScheduling):
@@ -17,7 +18,10 @@ class OneSession(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/spark/") and not nodeid.startswith(ALONE) else nodeid
+        if not nodeid.startswith(SPARK):
+            return nodeid
+        file = nodeid.partition("::")[0]
+        return file if file in {f"{SPARK}test_{name}.py" for name in APART} else SPARK
 
 
 @pytest.hookimpl(optionalhook=True)

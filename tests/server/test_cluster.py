@@ -86,7 +86,8 @@ def test_status_names_chains_processes_and_streams(bench: Bench) -> None:
 
 
 def test_a_replica_tells_its_metrics_and_health(bench: Bench) -> None:
-    found = bench.cluster.process("r0/p1")
+    _, middle, _ = bench.run(bench.chain())
+    found = bench.cluster.process(middle)
     assert found is not None
     assert call(found.admin, "/healthz") == {"role": "middle", "store": "open", "failed": False}
     assert call(found.admin, "/status")["role"] == "middle"

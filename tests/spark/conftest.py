@@ -34,3 +34,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(regions=1, replicas=3, dir=tmp_path_factory.mktemp("cluster"))
     yield made
     made.stop()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(regions=1, replicas=1, dir=tmp_path / "cluster")
+    yield made
+    made.stop()

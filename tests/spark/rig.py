@@ -54,6 +54,12 @@ class Cluster:
         self._loop.close()
 
 
+def read(subscription: Any, end: int) -> None:
+    """Take events up to the one of this number."""
+    while subscription.next().seq < end:
+        pass
+
+
 ATTRS = "loc string, price double"
 KEYS = 50
 
