@@ -17,6 +17,8 @@ from tidings.net.host import Host, HostSettings
 from tidings.protocols.kernel import Effects, Input, Persist, Persisted, Received
 from tidings.store import Store
 
+PATIENT = HostSettings(turn_seconds=60.0)  # however slow the machine is
+
 
 @pytest.fixture
 def always_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +62,7 @@ class Writer(Pinger):
 def test_a_host_at_rest_handles_what_has_come_at_once_and_all_of_it() -> None:
     async def main() -> None:
         machine = Pinger()
-        host = ping_host("b", machine, {})
+        host = ping_host("b", machine, {}, settings=PATIENT)
         host.start()
         receive(host, 1, 2, 3)
         assert machine.pings == [1, 2, 3]
@@ -91,7 +93,8 @@ def test_a_busy_host_gathers_what_a_turn_brings() -> None:
 def test_without_a_disk_what_has_gathered_is_persisted_once_in_the_same_turn(tmp_path: Path) -> None:
     async def main() -> None:
         machine = Writer()
-        host = ping_host("b", machine, {}, store=Store.open(tmp_path / "log", durability="memory"))
+        store = Store.open(tmp_path / "log", durability="memory")
+        host = ping_host("b", machine, {}, store=store, settings=PATIENT)
         host.start()
         receive(host, 1, 2, 3)
         assert machine.told == [1, 2, 3, "persisted 3"]
@@ -105,7 +108,7 @@ def test_a_turn_has_a_bound_and_what_was_written_in_it_is_persisted_all_the_same
     async def main() -> None:
         machine = Writer()
         store = Store.open(tmp_path / "log", durability="memory")
-        host = ping_host("b", machine, {}, store=store, settings=HostSettings(turn=2))
+        host = ping_host("b", machine, {}, store=store, settings=HostSettings(turn=2, turn_seconds=60.0))
         host.start()
         receive(host, 1, 2, 3, 4)
         assert machine.told == [1, 2]
