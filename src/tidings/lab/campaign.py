@@ -99,8 +99,8 @@ a round trip and a sync for the new configuration, and up to 1.2 s until clients
 mishap of 0.6 s, then 1.7 s until the newcomer is alone in its chain, then 0.5 s until the first commit and receipt; 3.3
 s in all, of which 0.4 s passed before the mishap). A chain whose members are all silent while the newcomer is not yet
 one of them must wait until they wake: 1.0 s of mishap, the silence of LONG, and the newcomer is promoted within 10 ms
-(seed 58: 7.1 s); then up to 1.2 s until clients ask again (seed 2392: one does after 0.85 s, 8.0 s in all); the rest is
-for a batch that was due just before.
+(seed 58: 7.1 s). A client to whom nobody offers anything then finds out by its next probe, up to 1.0 s later (seed
+2392: after 0.85 s, 8.0 s in all); the rest is for a batch that was due just before, of which one comes every 0.45 s.
 """
 FAULTS = ("loss", "duplication", "reordering", "jitter", "partition", "one_way", "cut", "pause", "crash", "restart")
 

@@ -104,7 +104,7 @@ def note_alive(deployment: Deployment) -> None:
 
 
 class _Kept:
-    """How many committed records each replica kept when it last trimmed its log, and how many it may; when that was."""
+    """How many committed records each replica kept when it last trimmed its log, and how many it may; the last news."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
