@@ -49,3 +49,9 @@ def test_new_keys_attract_more() -> None:
     counts = collection.ages(1.3, 100, 200, seed=1)
     assert counts.sum() == pytest.approx(20_000, rel=0.05)
     assert counts[0] > counts[1] > counts[5:10].mean() > counts[100:150].mean()
+
+
+@pytest.mark.parametrize(("saved", "holds"), [(0.83, True), (0.79, False), (0.935, False)])
+def test_what_is_saved_is_judged_at_one_number_of_events(saved: float, holds: bool) -> None:
+    rows = [{"skew": 1.1, "n": n, "saved": each, "runs": 2} for n, each in ((10_000, 0.85), (collection.KEYS, saved))]
+    assert collection._saves("SP9.saves", rows, 0.85, "", "").holds is holds

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from tidings.core.errors import TidingsError
 from tidings.lab import campaign, fleet, ledger
 from tidings.lab.ledger import Ledger
 
@@ -54,7 +57,32 @@ def test_what_was_run_is_in_the_ledger_and_is_summed_up(tmp_path: Path, seeds: l
         "faults": {"cut": 8},
     }
     assert found["failures"][0]["replay"] == "tidings check sprinkler --seeds 2..3"
-    assert found["commits"] == [ledger.commit()]
+    assert found["commits"] == [ledger.commit()] and found["runs"] == 4 and found["mended"] == 0
+
+
+def test_a_seed_is_as_good_as_when_it_last_ran(tmp_path: Path) -> None:
+    kept = Ledger(tmp_path, fleet.SCHEMA)
+    kept.add([fleet.row("sprinkler", outcome(1, ("order", "x"))), fleet.row("sprinkler", outcome(2))])
+    kept.flush()
+    assert (fleet.totals(tmp_path)["violations"], fleet.totals(tmp_path)["mended"]) == (1, 0)
+    kept.add([fleet.row("sprinkler", outcome(1))])
+    kept.flush()
+    found = fleet.totals(tmp_path)
+    assert (found["seeds"], found["runs"], found["violations"], found["mended"]) == (2, 3, 0, 1)
+    assert found["by_target"]["sprinkler"]["violated"] == 0
+
+
+SHOW = "import sys, tidings.lab.{}; print(*[m.__file__ for n, m in sys.modules.items() if n.startswith('tidings.')])"
+
+
+@pytest.mark.parametrize(("module", "decisive"), [("campaign", fleet.SIMULATED), ("cluster_campaign", fleet.REAL)])
+def test_the_hash_is_of_all_code_that_a_campaign_imports(
+    module: str, decisive: tuple[tuple[str, ...], tuple[str, ...]]
+) -> None:
+    asked = subprocess.run([sys.executable, "-c", SHOW.format(module)], capture_output=True, text=True, check=True)
+    used = {Path(name) for name in asked.stdout.split() if not name.endswith("__init__.py")}
+    hashed = set(ledger.sources(*decisive[0], rooms=decisive[1]))
+    assert len(used) > 50 and used <= hashed, sorted(used - hashed)
 
 
 def test_an_interrupted_campaign_keeps_what_it_has(
@@ -81,15 +109,17 @@ def test_only_seeds_of_the_same_code_are_known(tmp_path: Path, monkeypatch: pyte
     assert [each["seed"] for each in known] == [1, 2]
     assert known[0]["violations"] == [("order", "x")] and known[0]["reports"] == {"retransmission": 1.0}
     assert not list(fleet.known(kept, "cluster", range(9)))
-    monkeypatch.setattr(fleet, "code", lambda *modules: "other")
+    monkeypatch.setattr(fleet, "code_of", lambda target: "other")
     assert not list(fleet.known(kept, "sprinkler", range(9)))
 
 
 def test_an_empty_ledger_sums_up_to_nothing(tmp_path: Path) -> None:
     assert fleet.totals(tmp_path / "none") == {
         "seeds": 0,
+        "runs": 0,
         "violations": 0,
         "failures": [],
+        "mended": 0,
         "by_target": {},
         "commits": [],
     }
@@ -101,6 +131,9 @@ def test_a_half_written_part_is_not_read(tmp_path: Path) -> None:
     kept.flush()
     (tmp_path / ".part-1.parquet").write_bytes(b"half")
     assert kept.table().to_pylist() == [{"a": 1}]
+    (tmp_path / "part-2.parquet").write_bytes(b"half")
+    with pytest.raises(TidingsError, match=r"part-2\.parquet is damaged"):
+        kept.table()
 
 
 def test_a_digest_is_of_the_rows_not_of_their_chunks() -> None:

@@ -43,6 +43,7 @@ def setting(fanout: int, shuffle: float, share: float, latency: float | None, re
         "goodput": min(share, 1.0) * 1e6,
         "sd": 1e4,
         "latency": latency,
+        "kept": share,
         "unfinished": 0,
         "runs": 2,
     }
@@ -80,6 +81,31 @@ def test_old_views_come_from_gossip_by_the_rule_of_the_reading() -> None:
         region_load.measure({**point, "seed": 1, "reading": each})[0] for each in ("aged-views", "paper-views")
     )
     assert paper["in_degree_sd"] > ours["in_degree_sd"] > 0
+
+
+def test_who_is_late_but_keeps_up_is_not_saturated() -> None:
+    """Late because of the links; the batches that were to arrive in 300 ms are counted all the same."""
+    plan = {"clients": 4, "seconds": 1.2, "load": 0.05, "fanout": 2, "shuffle": 0.03, "reading": PRODUCT, "seed": 1}
+    far = dict.fromkeys([("r0", "r1"), ("r0", "r2"), ("r1", "r2")], 0.32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(region_load, "LATENCY", far)
+        patch.setattr(region_load, "DRIVEN", 1.5)
+        rows = region_load.measure(plan)
+    for row in rows:
+        assert not region_load.saturated(row) and 0.3 < row["latency_mean"] < 0.5
+        assert row["unfinished"] > 0
+
+
+def test_the_buffers_are_as_large_as_the_experiment_says() -> None:
+    assert region_load.scenario(10, seconds=1.0).protocol.recv_rows == 432_000
+    assert region_load.scenario(10, rate=1000.0, seconds=1.0).protocol.recv_rows == region_load.FEWEST
+
+
+def test_runs_are_alike_only_if_all_settings_are() -> None:
+    rows = [setting(4, 0.03, 1.0, 0.1), setting(4, 0.3, 1.0, 0.1)]
+    assert region_load._variance(rows).holds
+    rows[0]["sd"] = 5e5
+    assert not region_load._variance(rows).holds
 
 
 def test_latency_counts_below_saturation_only() -> None:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tidings.core.errors import BadInput
 from tidings.lab import study
 from tidings.lab.claims import Claim, Findings
 from tidings.lab.ledger import Ledger
@@ -37,6 +40,13 @@ def test_points_run_once_and_only_those_of_the_scale_are_judged(spark: Any, tmp_
     assert kept.table().num_rows == 6 and told[-1] == (3, 3)
     assert judged("quick") == "4 62 2"  # nothing is run again, and what another scale added does not count
     assert kept.table().num_rows == 6
+
+
+def test_two_runs_do_not_write_to_one_place(spark: Any, tmp_path: Path) -> None:
+    small = Study("small", lambda scale: [{"x": 1}], measure, report)
+    with study._claimed(tmp_path), pytest.raises(BadInput, match="another run is writing there"):
+        study.run([small], "quick", tmp_path, "local[2]")
+    assert study.run([small], "quick", tmp_path, "local[2]")["small"].claims[0].measured == "2 21 1"
 
 
 def test_points_that_need_the_whole_machine_run_here_one_after_another(spark: Any, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tidings.core.errors import TidingsError
+from tidings.core.errors import BadInput, TidingsError
 from tidings.lab import campaign, fleet
 from tidings.sim.run import simulate
 from tidings.spark import session
-from tidings.spark.session import NoSpark, require_java
+from tidings.spark.session import NoSpark, _refuse_strange, require_java
 from tidings.spark.sweep import SweepFailed, results
 
 ROOT = Path(__file__).parents[2]
@@ -112,3 +112,11 @@ def test_missing_java_is_one_line_that_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setattr(session.shutil, "which", lambda name: None)
     with pytest.raises(NoSpark, match="no java on the PATH"):
         require_java()
+
+
+def test_a_master_that_is_none_is_refused_in_a_line() -> None:
+    for master in ("local", "local[2]", "local[*]", "local[2,4]", "local-cluster[2,1,1024]", "spark://a:7077", "yarn"):
+        _refuse_strange(master)
+    for master in ("bogus", "local[two]", "local-cluster[2]", ""):
+        with pytest.raises(BadInput, match="is no Spark master: local"):
+            _refuse_strange(master)

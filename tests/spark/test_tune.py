@@ -48,4 +48,7 @@ def test_a_default_stays_unless_something_is_clearly_better() -> None:
 
 def test_nothing_to_tune_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="must be positive"):
-        tune.run(0, 10, 100.0, tmp_path)
+        tune.run(0, 10, 1000.0, tmp_path)
+    for rate in (0.0, 100.0, float("nan"), float("inf")):
+        with pytest.raises(BadInput, match="the defaults do"):
+            tune.run(1, 10, rate, tmp_path)

@@ -165,9 +165,14 @@ def _ledger(folder: Path, as_json: bool) -> None:
         table("all seeds ever run", ["target", "runs", "seeds", "violated", "hours simulated"], rows)
         for each in result["failures"]:
             print(f"VIOLATION of {each['invariant']} at {each['commit']}; replay: {each['replay']}")
-        print(f"{result['seeds']} runs of {len(result['commits'])} commits, {result['violations']} violations")
+        print(
+            f"{result['runs']} runs of {result['seeds']} seeds, {len(result['commits'])} commits; when each last ran, "
+            f"{result['violations']} violations ({result['mended']} seeds were violated before)"
+        )
 
     emit(result, as_json, show)
+    if result["violations"]:
+        raise typer.Exit(BROKEN)
 
 
 def _mutants(target: str, jobs: int, as_json: bool) -> None:

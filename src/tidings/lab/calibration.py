@@ -513,20 +513,19 @@ def saturates(found: Calibrated) -> Claim:
 
     def last(rate: Any) -> dict[int, float]:
         ends = {count: found.of(count)[-2:] for count in found.counts}
-        return {count: (rate(b) / rate(a)) / (b.drivers / a.drivers) for count, (a, b) in ends.items()}
+        return {count: rate(b) / rate(a) for count, (a, b) in ends.items()}
 
     real, model = last(lambda spot: spot.rate), last(lambda spot: spot.simulated)
-    holds = all(share < 1 - SLIGHTLY for share in real.values())
+    holds = all(gain < RISES for gain in real.values())
     return Claim(
         "SP1.saturates",
         "Then throughput saturates.",
-        f"the last drivers bring less than {1 - SLIGHTLY:.0%} of what they would in proportion, with every number of "
-        "proxies",
-        ", ".join(f"{count}: {share:.0%}" for count, share in real.items()),
+        f"with every number of proxies the last drivers bring less than {RISES:g} times what there was before them",
+        _gains(real),
         holds,
         "" if holds else "More drivers than this machine bears as processes would be needed.",
-        ", ".join(f"{count}: {share:.0%}" for count, share in model.items()),
-        ", ".join(f"{count}: {100 * (model[count] - real[count]):+.0f} points" for count in real),
+        _gains(model),
+        ", ".join(f"{count}: {model[count] / real[count] - 1:+.0%}" for count in real),
     )
 
 

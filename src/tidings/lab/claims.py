@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+UNEXPLAINED = "The cause has not been looked into."
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -34,7 +36,7 @@ class Claim:
             "expected": self.expected,
             "measured": self.measured,
             "verdict": "holds" if self.holds else "differs",
-            "why": self.why,
+            "why": self.why or ("" if self.holds else UNEXPLAINED),
             **{name: said for name, said in beside.items() if said},
         }
 

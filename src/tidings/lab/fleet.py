@@ -19,7 +19,13 @@ from tidings.lab.ledger import Ledger, code, commit
 from tidings.sim.run import Progress
 
 FOLDER = Path("build/ledger")
-MODULES = ("seeds", "campaign", "desk")  # of the lab, which decide what a seed does
+SIMULATED = ("seeds", "campaign", "desk", "keeper", "ledger"), ("client",)
+"""Besides the simulator, what decides the outcome of a seed: modules of the lab, and rooms."""
+REAL = (
+    (*SIMULATED[0], "cluster_campaign", "cluster_faults", "cluster_load", "evidence"),
+    ("client", "net", "store", "server"),
+)
+"""Likewise of a seed with real processes."""
 SCHEMA = pa.schema(
     [
         pa.field("target", pa.string(), nullable=False),
@@ -97,12 +103,18 @@ def _task(point: Mapping[str, Any]) -> dict[str, Any]:
     return campaign.run_seed(point["seed"])
 
 
+def code_of(target: str) -> str:
+    """A hash of the code that decides what seeds of a target do."""
+    modules, rooms = REAL if target == "cluster" else SIMULATED
+    return code(*modules, rooms=rooms)
+
+
 def row(target: str, outcome: Mapping[str, Any]) -> dict[str, Any]:
     """An outcome as the ledger keeps it."""
     return {
         "target": target,
         "commit": commit(),
-        "code": code(*MODULES),
+        "code": code_of(target),
         "at": datetime.datetime.now(datetime.UTC),
         "scenario": outcome.get("mood"),
         "verdict": "violated" if outcome["violations"] else "good",
@@ -115,38 +127,43 @@ def row(target: str, outcome: Mapping[str, Any]) -> dict[str, Any]:
 
 def known(ledger: Ledger, target: str, seeds: range) -> Iterable[dict[str, Any]]:
     """Outcomes of this very code that the ledger has, one per seed."""
-    found = {}
+    found, current = {}, code_of(target)
     for each in ledger.table().to_pylist(maps_as_pydicts="strict"):
-        if each["target"] == target and each["code"] == code(*MODULES) and each["seed"] in seeds:
+        if each["target"] == target and each["code"] == current and each["seed"] in seeds:
             violations = [(one["invariant"], one["detail"]) for one in each["violations"]]
             found[each["seed"]] = {**each, "violations": violations, "mood": each["scenario"]}
     return found.values()
 
 
 def totals(folder: Path = FOLDER) -> dict[str, Any]:
-    """All seeds ever run, summed up (the JSON of `tidings check --ledger`)."""
+    """All seeds ever run, summed up (the JSON of `tidings check --ledger`); a seed is as good as when it last ran."""
     table = Ledger(folder, SCHEMA).table()
     by_target: dict[str, dict[str, Any]] = {}
-    failures = []
+    last: dict[tuple[str, int], Mapping[str, Any]] = {}
+    violated: set[tuple[str, int]] = set()
     for each in table.to_pylist(maps_as_pydicts="strict"):
         one = by_target.setdefault(
             each["target"], {"seeds": set(), "runs": 0, "violated": 0, "hours_simulated": 0.0, "faults": Counter()}
         )
         one["seeds"].add(each["seed"])
         one["runs"] += 1
-        one["violated"] += each["verdict"] == "violated"
         one["hours_simulated"] += (each["sim_seconds"] or 0.0) / 3600
         one["faults"].update(each["faults"])
-        outcome = {
-            "seed": each["seed"],
-            "violations": [(one["invariant"], one["detail"]) for one in each["violations"]],
-        }
-        described = campaign.described(each["target"], outcome)
-        failures += [{"target": each["target"], "commit": each["commit"], **one} for one in described]
+        last[each["target"], each["seed"]] = each
+        if each["verdict"] == "violated":
+            violated.add((each["target"], each["seed"]))
+    failures = []
+    for (target, seed), each in last.items():
+        by_target[target]["violated"] += each["verdict"] == "violated"
+        outcome = {"seed": seed, "violations": [(one["invariant"], one["detail"]) for one in each["violations"]]}
+        found = campaign.described(target, outcome)
+        failures += [{"target": target, "commit": each["commit"], **one} for one in found]
     return {
-        "seeds": table.num_rows,
+        "seeds": len(last),
+        "runs": table.num_rows,
         "violations": len(failures),
         "failures": failures,
+        "mended": sum(last[seed]["verdict"] != "violated" for seed in violated),
         "by_target": {
             name: {**one, "seeds": len(one["seeds"]), "hours_simulated": round(one["hours_simulated"], 3)}
             for name, one in sorted(by_target.items())

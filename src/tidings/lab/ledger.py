@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tidings
+from tidings.core.errors import TidingsError
 
 FLUSH = 5.0  # seconds that a kill may cost
 SOURCES = ("core", "protocols", "sim", "check")
@@ -55,20 +56,32 @@ class Ledger:
 
     def table(self) -> pa.Table:
         """Every row ever written, in the order of writing."""
-        parts = [pq.read_table(path) for path in sorted(self.folder.glob("part-*.parquet"))]
+        parts = [_read(path) for path in sorted(self.folder.glob("part-*.parquet"))]
         if parts:
             return pa.concat_tables(parts, promote_options="permissive")
         return self.schema.empty_table() if self.schema else pa.table({})
 
 
-@cache
-def code(*modules: str, rooms: tuple[str, ...] = ()) -> str:
-    """A hash of the sources that decide what a simulation does, of other rooms, and of these modules of the lab."""
+def _read(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise TidingsError(f"{path} is damaged ({error}); move it away, and what it held is run again") from error
+
+
+def sources(*modules: str, rooms: tuple[str, ...] = ()) -> list[Path]:
+    """The files that decide what a simulation does, those of other rooms, and these modules of the lab."""
     root = Path(tidings.__file__).parent
     files = [path for package in (*SOURCES, *rooms) for path in (root / package).rglob("*.py")]
-    files += [root / "lab" / f"{module}.py" for module in modules]
+    return sorted([*files, *[root / "lab" / f"{module}.py" for module in modules]])
+
+
+@cache
+def code(*modules: str, rooms: tuple[str, ...] = ()) -> str:
+    """A hash of `sources`."""
+    root = Path(tidings.__file__).parent
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(files):
+    for path in sources(*modules, rooms=rooms):
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

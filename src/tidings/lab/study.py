@@ -8,9 +8,11 @@ The points of a study that measures this machine run one after another, before S
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidings.core.errors import BadInput
 from tidings.lab.claims import Findings
 from tidings.lab.ledger import Ledger, code, commit
 
@@ -54,17 +57,39 @@ class Study:
 def run(
     studies: Sequence[Study], scale: str, out: Path, master: str, progress: Progress | None = None
 ) -> dict[str, Findings]:
-    """Run what has not been run, all studies side by side, then let each report; findings by study."""
+    """Run what has not been run, all studies side by side, then let each report; findings by study.
+
+    Only one at a time may write to ``out``: two would run the same points, and count them twice.
+    """
+    with _claimed(out):
+        return _run(studies, scale, out, master, progress)
+
+
+@contextmanager
+def _claimed(out: Path) -> Iterator[None]:
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"{out}: another run is writing there; wait for it, or choose another directory") from None
+        yield
+
+
+def _run(
+    studies: Sequence[Study], scale: str, out: Path, master: str, progress: Progress | None
+) -> dict[str, Findings]:
     from tidings.spark.session import spark
     from tidings.spark.sweep import results
 
     grids = {study.name: {_key(point): point for point in study.points(scale)} for study in studies}
     ledgers = {study.name: Ledger(out / "results" / study.name) for study in studies}
+    known = {study.name: _known(ledgers[study.name], study.code) for study in studies}
     open_points: list[dict[str, Any]] = [
         {"study": study.name, "key": key, "task": study.task, "point": point}
         for study in studies
         for key, point in grids[study.name].items()
-        if key not in _known(ledgers[study.name], study.code)
+        if key not in known[study.name]
     ]
     total = sum(map(len, grids.values()))
     done = total - len(open_points)

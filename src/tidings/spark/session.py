@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MASTER = "local[2]"
 JAVA = 17  # the oldest that PySpark 4.3 runs on
+MASTERS = r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[\d+, *\d+, *\d+\]|spark://.+|k8s://.+|yarn"
 NEED = "install a JDK or JRE, e.g. apt-get install openjdk-17-jre-headless, or set JAVA_HOME"
 
 
@@ -55,6 +56,7 @@ def spark(
 ) -> Iterator[SparkSession]:
     """A session, stopped at the end if it was made here."""
     try:
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -63,6 +65,7 @@ def spark(
     if running is not None:
         yield running
         return
+    _refuse_strange(master)
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -74,13 +77,22 @@ def spark(
         builder = builder.config(key, value)
     try:
         session = builder.getOrCreate()
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         raise BadInput(f"no Spark session at master {master!r}: {error}") from error
     session.sparkContext.setLogLevel("ERROR")
     try:
         yield session
     finally:
         session.stop()
+
+
+def _refuse_strange(master: str) -> None:
+    """Spark itself would say so in a hundred lines."""
+    if not re.fullmatch(MASTERS, master):
+        raise BadInput(
+            f"{master!r} is no Spark master: local[2], local-cluster[2,1,1024] (executors, cores, MiB), "
+            "spark://host:7077, k8s://... or yarn"
+        )
 
 
 def _here(master: str) -> bool:
