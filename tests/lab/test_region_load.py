@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidings.lab import region_load
+from tidings.lab import region_load, region_verdicts
 from tidings.lab.region_load import LOADS, NO_PROBE, PRODUCT, READINGS
 
 
@@ -51,7 +51,7 @@ def setting(fanout: int, shuffle: float, share: float, latency: float | None, re
 
 @pytest.mark.parametrize(("many", "holds"), [(0.8, True), (1.0, False)])
 def test_a_large_fanout_hurts_only_if_it_does(many: float, holds: bool) -> None:
-    claim = region_load._large([setting(4, 0.3, 1.0, 0.1), setting(8, 0.3, many, 0.1)], "quick")
+    claim = region_verdicts._large([setting(4, 0.3, 1.0, 0.1), setting(8, 0.3, many, 0.1)], "quick")
     assert claim.holds is holds
     assert bool(claim.why) is not holds
 
@@ -59,7 +59,7 @@ def test_a_large_fanout_hurts_only_if_it_does(many: float, holds: bool) -> None:
 @pytest.mark.parametrize(("literal", "holds"), [(0.5, True), (0.99, False)])
 def test_the_literal_reading_collapses_only_if_it_does(literal: float, holds: bool) -> None:
     rows = [setting(4, 0.03, 1.0, 0.1, reading) for reading in READINGS if reading != "literal"]
-    assert region_load._literal([*rows, setting(4, 0.03, literal, 0.1, "literal")]).holds is holds
+    assert region_verdicts._literal([*rows, setting(4, 0.03, literal, 0.1, "literal")]).holds is holds
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_view_rule_sets_the_tail_only_if_it_does(paper: float, probed: float
     rows = [setting(4, 0.03, 1.0, late, reading) for reading, late in latency.items()]
     for row in rows:
         row.update(in_degree_sd=3.0 if row["reading"] == "aged-views" else uneven, unknown=0.0)
-    claim = region_load._views(rows)
+    claim = region_verdicts._views(rows)
     assert claim.holds is holds and bool(claim.why) is not holds
 
 
@@ -92,7 +92,7 @@ def test_who_is_late_but_keeps_up_is_not_saturated() -> None:
         patch.setattr(region_load, "DRIVEN", 1.5)
         rows = region_load.measure(plan)
     for row in rows:
-        assert not region_load.saturated(row) and 0.3 < row["latency_mean"] < 0.5
+        assert not region_verdicts.saturated(row) and 0.3 < row["latency_mean"] < 0.5
         assert row["unfinished"] > 0
 
 
@@ -103,9 +103,9 @@ def test_the_buffers_are_as_large_as_the_experiment_says() -> None:
 
 def test_runs_are_alike_only_if_all_settings_are() -> None:
     rows = [setting(4, 0.03, 1.0, 0.1), setting(4, 0.3, 1.0, 0.1)]
-    assert region_load._variance(rows).holds
+    assert region_verdicts._variance(rows).holds
     rows[0]["sd"] = 5e5
-    assert not region_load._variance(rows).holds
+    assert not region_verdicts._variance(rows).holds
 
 
 def test_latency_counts_below_saturation_only() -> None:
@@ -113,10 +113,10 @@ def test_latency_counts_below_saturation_only() -> None:
         {**setting(4, 0.03, share, latency), "load": load, "due": 10}
         for load, share, latency in ((1 / 6, 1.0, 0.1), (0.5, 1.0, 0.2), (11 / 6, 0.6, 2.0))
     ]
-    assert region_load._below(loads, "quick").holds
-    assert region_load._overload(loads).holds
+    assert region_verdicts._below(loads, "quick").holds
+    assert region_verdicts._overload(loads).holds
     loads[1]["latency"] = 0.35
-    assert not region_load._below(loads, "quick").holds
+    assert not region_verdicts._below(loads, "quick").holds
 
 
 @pytest.mark.parametrize(
@@ -126,5 +126,5 @@ def test_latency_counts_below_saturation_only() -> None:
 def test_a_small_fanout_is_judged_without_the_probe(without: tuple[float, float | None], holds: bool, why: str) -> None:
     rows = [setting(2, 0.03, 1.0, 0.14), setting(2, 0.3, 1.0, 0.16), setting(2, 0.03, 1.0, 0.15, NO_PROBE)]
     rows.append(setting(2, 0.3, *without, NO_PROBE))
-    claim = region_load._small(rows, "quick")
+    claim = region_verdicts._small(rows, "quick")
     assert claim.holds is holds and why in claim.why

@@ -274,17 +274,27 @@ def report_ages(sql: Sql, scale: str, out: Path) -> Findings:
 def paint_ages(lines: list[Row], axes: Axes) -> None:
     """Figure 9."""
     for skew, color in zip(SKEWS, COLORS, strict=True):
-        for rate, dash in zip(INVALIDATIONS, ((0, (1.5, 1.5)), (0, (5, 2)), "-"), strict=True):
+        for rate, dash, marker in zip(INVALIDATIONS, ((0, (1.5, 1.5)), (0, (5, 2)), "-"), "os^", strict=True):
             some = [row for row in lines if row["skew"] == skew and row["invalidations"] == rate]
             axes.plot(
                 [row["age"] for row in some],
                 [row["rate"] for row in some],
                 color=color,
                 linestyle=dash,
-                marker="o",
-                markersize=3,
+                marker=marker,
+                markersize=4,
                 label=f"skew {skew}, λ = {rate}",
             )
+    first = max((row for row in lines if row["skew"] == SKEWS[0]), key=lambda row: row["rate"])
+    ages = sorted({row["age"] for row in lines})
+    axes.plot(
+        ages,
+        [first["rate"] * (age / first["age"]) ** -SKEWS[0] for age in ages],
+        color=figures.VERMILION,
+        linewidth=1.5,
+        linestyle=(0, (2, 1)),
+        label=f"Zipf-like (paper): age^-{SKEWS[0]}",
+    )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("age of the key (ticks since it was added)")

@@ -66,6 +66,7 @@ SETTLE = 3.0  # in periods: when a disturbance must be over, and a level is meas
 SHORTLY = 1.5  # in periods: the next advertisement comes within one, half of another to subscribe and to send
 DRAIN = 2.0  # seconds: batches younger than this at the end may be under way
 SAME = 0.10  # levels that differ by less than a tenth are the same
+PAPER_MS = 200.0  # SP6: before the cut
 SIMILAR = 0.25  # levels that differ by less than a quarter are similar
 
 
@@ -682,10 +683,14 @@ def paint_throughput(seen: Observed, axes: Axes) -> None:
     figures.expect(axes, (time.cut - time.period, time.cut + 2 * time.period), low, "expected")
     note = partial(figures.note, axes)
     note(f"{A} and {B} get nothing\nfrom each other", (time.cut - 1, 0.45 * normal), (time.cut + BIN, low), "right")
-    note("they catch up", (time.cut + 2.5, 1.4 * normal), (time.cut + 1.3 * time.period, mean[_bin(time.cut + 1)]))
-    note("slight glitch", (time.repair + 2, 1.3 * normal), (time.repair + BIN, mean[_bin(time.repair)]))
+    if catch_up(seen).holds:
+        note("they catch up", (time.cut + 2.5, 1.4 * normal), (time.cut + 1.3 * time.period, mean[_bin(time.cut + 1)]))
+    if glitch(seen).holds:
+        note("slight glitch", (time.repair + 2, 1.3 * normal), (time.repair + BIN, mean[_bin(time.repair)]))
     note(f"{VICTIM} changes its head", (time.kill - 1, 2 * normal), (seen.fail_over.end, 1.7 * normal), "right")
-    note(f"{VICTIM} changes its tail", (time.repair + 2, 0.55 * normal), (seen.rejoin.end - BIN, 0.85 * normal))
+    victim = seen.rates.region(VICTIM) / 1000
+    rejoined = seen.rejoin.end - BIN / 2, victim[_bin(seen.rejoin.end)]
+    note(f"{VICTIM} changes its tail", (time.repair + 2, 0.55 * normal), rejoined)
     axes.set_ylim(0, 2.4 * normal)
     axes.set_ylabel("1000 events/s, mean of clients")
     axes.set_title("Events delivered per client while a link fails (SP5)")
@@ -709,6 +714,7 @@ def paint_latency(seen: Observed, axes: Axes) -> None:
     longer = before + extra_path() * 1000
     figures.expect(axes, (time.cut + SHORTLY * time.period, time.repair), longer, f"expected for {A}")
     figures.expect(axes, (time.repair, time.end), before)
+    figures.expect(axes, (0.0, time.cut), PAPER_MS, f"about {PAPER_MS:g} ms in the paper, on its own links")
     note = partial(figures.note, axes)
     note(f"{B} must find\nanother way", (time.cut - 2, 700), (time.cut + BIN / 2, 700), "right")
     note(f"all wait for\n{VICTIM}'s new head", (time.repair + 2, 700), (time.kill + 1, 700))
