@@ -263,7 +263,8 @@ def paint_failover(rows: list[Row], limits: Mapping[str, float], axes: Axes) -> 
         places = [PLACES.index(place) + 0.36 * at - 0.18 for place in PLACES]
         label = "its own region" if region == "r0" else "another region"
         axes.bar(places, [some[place] for place in PLACES], 0.34, color=color, label=label)
-        figures.expect(axes, (-0.5, 2.5), limits[region], f"limit, {label}")
+        figures.expect(axes, (-0.5, 2.5), limits[region], None if at else "at most")
+        axes.text(-0.48, limits[region] + 0.04, f"at most, {label}", fontsize=9, color=figures.VERMILION)
     axes.set_xticks(range(3), [f"{place} killed" for place in PLACES])
     axes.set_ylabel("s without events, worst client")
     axes.set_title("How long a stream stands still when a replica dies")

@@ -21,6 +21,7 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
 GREY = "#666666"
 
 SIZE = (8.0, 4.2)  # inches
+ONE_LINE = 62  # letters of a legend of five entries
 DPI = 150  # 1,200 pixels wide: sharp at the 800 or so of a README
 
 STYLE: dict[str, Any] = {
@@ -52,7 +53,7 @@ def draw(out: Path, name: str, paint: Callable[[Axes], None]) -> list[str]:
         axes = figure.subplots()
         paint(axes)
         handles, labels = axes.get_legend_handles_labels()
-        columns = len(labels) if len(labels) <= 5 else 3
+        columns = len(labels) if len(labels) <= 5 and len("".join(labels)) <= ONE_LINE else 3
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=3.4)
         paths = [out / f"{name}.png", out / f"{name}.svg"]
         for path in paths:

@@ -714,7 +714,7 @@ def paint_latency(seen: Observed, axes: Axes) -> None:
     longer = before + extra_path() * 1000
     figures.expect(axes, (time.cut + SHORTLY * time.period, time.repair), longer, f"expected for {A}")
     figures.expect(axes, (time.repair, time.end), before)
-    figures.expect(axes, (0.0, time.cut), PAPER_MS, f"about {PAPER_MS:g} ms in the paper, on its own links")
+    figures.expect(axes, (0.0, time.cut), PAPER_MS, f"{PAPER_MS:g} ms (paper)")
     note = partial(figures.note, axes)
     note(f"{B} must find\nanother way", (time.cut - 2, 700), (time.cut + BIN / 2, 700), "right")
     note(f"all wait for\n{VICTIM}'s new head", (time.repair + 2, 700), (time.kill + 1, 700))
