@@ -17,7 +17,8 @@ def test_the_best_of_what_was_tried_is_recommended_and_fits_a_cluster(
 ) -> None:
     for name, few in (("FANOUTS", (1, 3)), ("SHUFFLES", (0.03,)), ("VIEWS", (8,)), ("BUFFERS", (0.25, 0.5))):
         monkeypatch.setattr(tune, name, few)
-    monkeypatch.setattr(tune, "MOST", 40)
+    monkeypatch.setattr(tune, "MOST", 12)
+    monkeypatch.setattr(tune, "SECONDS", 0.4)
     found = tune.run(2, 1000, 20_000.0, tmp_path)
 
     assert found["simulated_clients"] == tune.MOST < found["clients"]
