@@ -42,7 +42,7 @@ from tidings.spark.options import EARLIEST, LATEST, Offsets, ReadOptions
 
 log = logging.getLogger("tidings.spark")
 
-PART = 500_000  # numbers in one task at most, while tasks are few; ours: a task costs Spark 80 ms, reading these 300
+PART = 500_000  # numbers in one task at most, while tasks are few; ours: of half a second a task costs Spark 80 ms
 PARTS = 64  # tasks that a batch is split into by itself; ours, minPartitions may ask for more
 
 Offset: TypeAlias = dict[StreamId, dict[str, Any]]
