@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,29 @@ def test_a_point_that_raises_is_named_and_spares_the_others(spark: Any) -> None:
     with pytest.raises(SweepFailed, match=r"1 of 3 points failed.*\{'x': 13\}"):
         gather()
     assert sorted(each["x"] for each in found) == [12, 14]
+
+
+DYING = """
+import os, signal, time
+from tidings.spark.session import spark
+from tidings.spark.sweep import SweepFailed, results
+
+def task(point):
+    time.sleep(60 * point["x"])
+    return point
+
+try:
+    with spark("local[1]") as session:
+        for some in results(session, task, [{"x": 0}, {"x": 1}]):
+            os.kill(session.sparkContext._gateway.proc.pid, signal.SIGKILL)
+except SweepFailed as error:
+    print(error)
+"""
+
+
+def test_a_spark_that_dies_leaves_what_has_ended_and_says_so() -> None:
+    run = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, timeout=120, check=True)
+    assert "1 of 2 points had ended and are kept" in run.stdout
 
 
 def hash_of(point: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,7 +83,8 @@ def spark(
     try:
         yield session
     finally:
-        session.stop()
+        with suppress(Py4JError, OSError):  # its JVM may have died; what that led to says more
+            session.stop()
 
 
 def _refuse_strange(master: str) -> None:
@@ -121,4 +122,6 @@ def _conf(master: str) -> dict[str, str]:
         }
     if master.startswith("local"):
         conf["spark.executorEnv.SPARK_LOCAL_IP"] = "127.0.0.1"
+        if not master.startswith("local-cluster"):  # one process, which may be suspended for hours
+            conf["spark.network.timeout"] = "1d"
     return conf

@@ -57,7 +57,9 @@ def results(spark: SparkSession, task: Task, points: Sequence[Point]) -> Iterato
         if not job.done():
             context.cancelAllJobs()
     if (error := job.exception()) is not None:
-        raise SweepFailed(f"Spark ended the sweep after {seen} of {len(points)} points: {error}") from error
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        kept = f"{seen} of {len(points)} points had ended and are kept"
+        raise SweepFailed(f"Spark gave up ({said}); {kept}, the same command goes on with the rest") from error
     if failed:
         raise SweepFailed(f"{len(failed)} of {len(points)} points failed; the first, {failed[0][RESERVED]}")
 
