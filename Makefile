@@ -34,7 +34,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "make: $$found cannot make a virtual environment: install its venv module, e.g. apt-get install python3-venv" >&2; exit 1; \
 	fi
 	@echo "setting up $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt hatchling editables
+	@# what builds Tidings, and setuptools for PySpark, which comes as source: the one a Python brings may be too old
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt hatchling editables setuptools
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	  --no-build-isolation --editable '.[server,spark,lab,dev]'
 	@touch $@
