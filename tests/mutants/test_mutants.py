@@ -85,6 +85,9 @@ def test_every_excused_survivor_is_a_generated_mutant_with_a_reason() -> None:
 def test_an_outcome_is_kept_until_any_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mutants.jsonl"
     case, verdicts = Case("m", "core.span", "x = 1"), [Verdict(3, ["order"], "why", 0.5)]
+    monkeypatch.setattr(mutants, "KILLERS", tmp_path / "killers.tsv")
+    mutants.KILLERS.write_text("5\tm\n7\tn\n")
+    assert Results(path, [1, 2]).killers == {"m": 5, "n": 7}, "what is known from other machines"
     Results(path, [1, 2]).add(case, verdicts)
     path.write_bytes(path.read_bytes() + b'["torn')
     again = Results(path, [1, 2])
@@ -94,7 +97,7 @@ def test_an_outcome_is_kept_until_any_source_changes(tmp_path: Path, monkeypatch
     monkeypatch.setattr(mutants, "JUDGED", ("core",))
     changed = Results(path, [1, 2])
     assert changed.key(case) not in again.known
-    assert changed.killers == {"m": 3}, "which seed caught it is worth knowing even so"
+    assert changed.killers == {"m": 3, "n": 7}, "which seed caught it is worth knowing even so"
 
 
 def test_a_probed_module_means_the_same_and_tells_which_conditions_it_evaluated() -> None:

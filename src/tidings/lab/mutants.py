@@ -10,11 +10,14 @@ mutant that hangs is caught; one that a busy machine keeps waiting is not).
 Of a hundred seeds most need not be run. Without any mutant every condition notes in which seeds it is evaluated; in the
 others its negation cannot make a difference, because a seed happens the same way each time until it does. Kinds of seed
 take turns (calm, each aimed fault, mixtures), after the smallest world of all, and a seed that caught the mutant in an
-earlier run goes before all others: for most mutants one is enough. One that has its reason to survive faces only a few.
+earlier run, here or anywhere (killers.tsv), goes before all others: for most mutants one is enough. One that has its
+reason to survive faces only a few.
 
 A seed that fails without any mutant proves nothing and is left out. All planted mutants must be caught, nine in ten of
 the generated ones, and each that survives needs a reason in survivors.toml why it is equivalent. Outcomes are written
 to build/mutants.jsonl under a hash of every source that took part: an interrupted run goes on, a changed one does not.
+
+    python -m tidings.lab.mutants killers > killers.tsv      # what the outcomes there and killers.tsv itself know
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ Rewrite = Callable[[int, ast.expr], ast.expr]
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path("build/mutants.jsonl")
+KILLERS = Path(__file__).with_name("killers.tsv")
 SEEDS = 100  # of the campaign, that a mutant must survive to count as a survivor
 ROUNDS = (1, 4, 12, 40, SEEDS)  # how many seeds all face before any faces more: what is hard comes last
 EXCUSED = 12  # seeds that a mutant faces whose survival has been explained; ours, in case the reason no longer holds
@@ -366,13 +370,18 @@ def _fork(order: Order, finder: _Finder) -> int:
 
 
 def main() -> None:
-    """The worker: one order on stdin, or one per line to fork for; a verdict per line on stdout."""
+    """The worker: one order on stdin, or one per line to fork for; a verdict per line on stdout. Or `killers`."""
     if sys.argv[1:] == ["nursery"]:
         finder = _Finder({name: switched(module_path(name).read_text()) for name in mutated()})
         import_module("tidings.lab.campaign")
         for line in sys.stdin.buffer:
             status = _fork(msgspec.json.decode(line, type=Order), finder)
             print(f"{ENDED}{status}", flush=True)
+        return
+    if sys.argv[1:] == ["killers"]:
+        known = Results(RESULTS, []).killers
+        names = sorted(case.id for case in (*planted(), *generated()) if case.id in known)
+        sys.stdout.writelines(f"{known[name]}\t{name}\n" for name in names)
         return
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     case = order.case
@@ -459,7 +468,7 @@ class Results:
     def __init__(self, path: Path, seeds: Sequence[int]) -> None:
         self.path = path
         self.known: dict[str, list[Verdict]] = {}
-        self.killers: dict[str, int] = {}  # seeds that caught a mutant last time, whatever has changed since
+        self.killers = killers()  # seeds that caught a mutant last time, whatever has changed since
         self._base = hashlib.blake2b(repr(list(seeds)).encode(), digest_size=16)
         for name in JUDGED:
             for source in sorted((ROOT / name).rglob("*.py")) or [ROOT / name]:
@@ -639,6 +648,14 @@ def judges() -> list[str]:
     from tidings.check import ALL_INVARIANTS
 
     return ["check", *(getattr(invariant, "__name__", "") for invariant in ALL_INVARIANTS)]
+
+
+def killers() -> dict[str, int]:
+    """Seeds that have caught a mutant, by its name: what to try first."""
+    if not KILLERS.exists():
+        return {}
+    pairs = [line.split("\t", 1) for line in KILLERS.read_text().splitlines()]
+    return {name: int(seed) for seed, name in pairs}
 
 
 def equivalents() -> dict[str, str]:
