@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
+from tidings.core.errors import TidingsError
+from tidings.core.rows import CountedRows
+from tidings.core.span import Span
 from tidings.lab import beyond
 from tidings.lab.claims import Findings
 from tidings.lab.study import Row, Sql
+from tidings.protocols.kernel import Received
+from tidings.protocols.messages import Know
 
 
 def verdicts(report: Callable[[Sql, str, Path], Findings], rows: list[Row], out: Path) -> dict[str, bool | None]:
@@ -77,8 +82,8 @@ def test_c_is_judged_by_silence_and_by_changes(
 @pytest.mark.parametrize(("least", "usual", "holds"), [(0.5, 1.0, True), (1.0, 1.0, False), (0.5, 0.7, False)])
 def test_a_cliff_is_one_only_if_there_is_one(least: float, usual: float, holds: bool, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
-        {"buffer": 0.02, "share": least, "unfinished": 0},
-        {"buffer": 0.5, "share": usual, "unfinished": 0},
+        {"buffer": 0.02, "share": least, "unfinished": 0, "due": 9, "clients": 60},
+        {"buffer": 0.5, "share": usual, "unfinished": 0, "due": 9, "clients": 60},
     ]
     assert verdicts(beyond.report_buffer, rows, tmp_path) == {"ours.buffer": holds}
 
@@ -87,3 +92,20 @@ def test_links_that_vary_are_scripted_as_such() -> None:
     assert {(link.jitter, link.sd) for link in beyond.world(1.0, regions=3).links} == {("constant", 0.0)}
     varying = beyond.world(1.0, regions=3, jitter=beyond.JITTER).links
     assert {(link.jitter, link.sd) for link in varying} == {("normal", beyond.JITTER)}
+
+
+def test_what_crosses_a_link_is_counted_as_often_as_it_does() -> None:
+    watch = beyond.Watch("s0")
+    know = Know("s0", (Span.of("s0", 1, CountedRows(1, 11, 10)),), 11)
+    for node, src in (("r1/p0", "r0/p2"), ("r1/p0", "r0/p2"), ("r1/c0", "r1/p0"), ("r2/p0", "r0/p2")):
+        watch.on_step(1.0, node, 1, Received(src, know), ())
+    assert watch.rows_sent("r1", 4, 9) == 10
+    assert watch.rows_sent("r1", 11, 20) == 0
+
+
+def test_silence_needs_somebody_who_was_there() -> None:
+    watch = beyond.Watch("s0")
+    watch.on_deliver(1.0, "r0/c0", 1, Span.of("s0", 1, CountedRows(1, 11, 10)))
+    assert watch.silence("r0", 2.0, 5.0) == 4.0
+    with pytest.raises(TidingsError, match="no client of r1"):
+        watch.silence("r1", 2.0, 5.0)

@@ -43,23 +43,71 @@ def setting(fanout: int, shuffle: float, share: float, latency: float | None, re
         "goodput": min(share, 1.0) * 1e6,
         "sd": 1e4,
         "latency": latency,
+        "latency_sd": 0.004,
         "kept": share,
-        "unfinished": 0,
-        "runs": 2,
+        "unfinished": 0 if latency is not None else 100,
+        "due": 100,
+        "uplink": 26e6,
+        "runs": 4,
     }
 
 
-@pytest.mark.parametrize(("many", "holds"), [(0.8, True), (1.0, False)])
-def test_a_large_fanout_hurts_only_if_it_does(many: float, holds: bool) -> None:
-    claim = region_verdicts._large([setting(4, 0.3, 1.0, 0.1), setting(8, 0.3, many, 0.1)], "quick")
+def by_fanout(**latency: float) -> list[dict[str, Any]]:
+    return [{**setting(int(name[1:]), 0.03, 1.0, late), "share": 1.0} for name, late in latency.items()]
+
+
+def test_settings_are_ranked_by_what_arrives_then_by_latency_and_noise_decides_nothing() -> None:
+    rows = by_fanout(f2=0.2, f4=0.1, f5=0.099, f8=0.15)
+    rows[0]["share"] = 1.006  # within a hundredth
+    order, tied = region_verdicts.ranked(rows)
+    assert [row["fanout"] for row in order] == [5, 4, 8, 2]
+    assert tied == {4, 5}, "a millisecond is less than two errors of 2 ms each"
+    rows[3]["share"] = 0.5
+    rows[2]["latency"] = 0.05
+    order, tied = region_verdicts.ranked(rows)
+    assert [row["fanout"] for row in order] == [5, 4, 2, 8] and tied == {5}
+
+
+@pytest.mark.parametrize(
+    ("many", "uplink", "holds", "why"),
+    [(0.8, 26e6, True, ""), (1.0, 26e6, False, "208 Mb/s at F=4 and 208"), (1.0, 60e6, False, "")],
+)
+def test_a_large_fanout_hurts_only_if_it_does(many: float, uplink: float, holds: bool, why: str) -> None:
+    rows = [setting(4, 0.3, 1.0, 0.1), {**setting(8, 0.3, many, 0.1), "uplink": uplink}]
+    claim = region_verdicts._large(rows, "quick")
     assert claim.holds is holds
-    assert bool(claim.why) is not holds
+    assert why in claim.why and bool(claim.why) is bool(why), "no reason that the data does not show"
+
+
+@pytest.mark.parametrize(("larger", "holds"), [(0.9, True), (1.0, False)])
+def test_four_is_the_most_that_uplinks_carry_only_if_larger_fanouts_do_not_keep_up(larger: float, holds: bool) -> None:
+    rows = [setting(fanout, 0.03, 1.0 if fanout <= 4 else larger, 0.1) for fanout in (2, 4, 8)]
+    claim = region_verdicts._derived(rows, "quick")
+    assert claim.holds is holds and ("premise" in claim.why) is not holds
+
+
+def test_catching_up_is_throughput_above_the_load_where_it_is_kept_up_with() -> None:
+    rows = [setting(4, 0.03, 1.01, 0.1), setting(8, 0.3, 0.9, 0.1)]
+    assert region_verdicts._catch_up(rows).holds, "who falls behind is no witness"
+    assert not region_verdicts._catch_up([setting(4, 0.03, 0.9995, 0.1)]).holds
+
+
+def test_throughput_climbs_up_to_saturation_and_does_not_fall_after_it() -> None:
+    def loads(*carried: tuple[float, float]) -> list[dict[str, Any]]:
+        rows = [{**setting(4, 0.03, kept, 0.1), "load": at + 1.0} for at, (kept, _) in enumerate(carried)]
+        return [{**row, "throughput": rate, "goodput": rate} for row, (_, rate) in zip(rows, carried, strict=True)]
+
+    assert region_verdicts._climbs(loads((1.0, 1e6), (1.0, 2e6))).holds
+    assert not region_verdicts._climbs(loads((1.0, 5e6), (1.0, 1e6))).holds
+    assert region_verdicts._climbs(loads((1.0, 1e6), (0.9, 2e6), (0.6, 1.9e6))).holds
+    assert not region_verdicts._climbs(loads((1.0, 1e6), (0.9, 2e6), (0.6, 1e6))).holds
 
 
 @pytest.mark.parametrize(("literal", "holds"), [(0.5, True), (0.99, False)])
 def test_the_literal_reading_collapses_only_if_it_does(literal: float, holds: bool) -> None:
     rows = [setting(4, 0.03, 1.0, 0.1, reading) for reading in READINGS if reading != "literal"]
-    assert region_verdicts._literal([*rows, setting(4, 0.03, literal, 0.1, "literal")]).holds is holds
+    claim = region_verdicts._literal([*rows, setting(4, 0.03, literal, 0.1, "literal")])
+    assert claim.holds is holds and ("does not collapse" in claim.why) is not holds and "fanout of 1" not in claim.why
 
 
 @pytest.mark.parametrize(
@@ -110,7 +158,7 @@ def test_runs_are_alike_only_if_all_settings_are() -> None:
 
 def test_latency_counts_below_saturation_only() -> None:
     loads = [
-        {**setting(4, 0.03, share, latency), "load": load, "due": 10}
+        {**setting(4, 0.03, share, latency), "load": load, "latency_max": latency}
         for load, share, latency in ((1 / 6, 1.0, 0.1), (0.5, 1.0, 0.2), (11 / 6, 0.6, 2.0))
     ]
     assert region_verdicts._below(loads, "quick").holds
@@ -120,11 +168,18 @@ def test_latency_counts_below_saturation_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("without", "holds", "why"),
-    [((0.97, 0.4), True, "probe repairs"), ((1.0, 0.16), False, "Not even"), ((1.0, None), True, "probe repairs")],
+    ("product", "without", "holds", "why"),
+    [
+        ((1.0, 0.16), (0.97, 0.4), False, "the probe repairs it"),
+        ((1.0, 0.16), (1.0, 0.16), False, ""),
+        ((1.0, 0.16), (1.0, None), False, "the probe repairs it"),
+        ((0.9, 0.16), (0.9, 0.16), True, ""),
+    ],
 )
-def test_a_small_fanout_is_judged_without_the_probe(without: tuple[float, float | None], holds: bool, why: str) -> None:
-    rows = [setting(2, 0.03, 1.0, 0.14), setting(2, 0.3, 1.0, 0.16), setting(2, 0.03, 1.0, 0.15, NO_PROBE)]
+def test_a_small_fanout_hurts_by_the_products_reading_and_the_probe_is_named_where_it_is_why(
+    product: tuple[float, float], without: tuple[float, float | None], holds: bool, why: str
+) -> None:
+    rows = [setting(2, 0.03, 1.0, 0.14), setting(2, 0.3, *product), setting(2, 0.03, 1.0, 0.15, NO_PROBE)]
     rows.append(setting(2, 0.3, *without, NO_PROBE))
     claim = region_verdicts._small(rows, "quick")
-    assert claim.holds is holds and why in claim.why
+    assert claim.holds is holds and why in claim.why and bool(claim.why) is bool(why)
