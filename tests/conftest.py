@@ -9,6 +9,8 @@ from xdist.scheduler import LoadScopeScheduling
 SPARK = "tests/spark/"
 APART = ("faults", "lake", "live_command", "reader", "restore", "standing")
 """Its tests that have no use for the session: without Spark, or with drivers of their own."""
+ALSO = ("tests/lab/test_collection.py::test_the_queries_ask_spark",)
+"""Tests of other places that have."""
 
 
 class OneSession(LoadScopeScheduling):
@@ -18,6 +20,8 @@ class OneSession(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(ALSO):
+            return SPARK
         if not nodeid.startswith(SPARK):
             return nodeid
         file = nodeid.partition("::")[0]

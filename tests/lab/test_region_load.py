@@ -153,7 +153,11 @@ def test_runs_are_alike_only_if_all_settings_are() -> None:
     rows = [setting(4, 0.03, 1.0, 0.1), setting(4, 0.3, 1.0, 0.1)]
     assert region_verdicts._variance(rows).holds
     rows[0]["sd"] = 5e5
-    assert not region_verdicts._variance(rows).holds
+    claim = region_verdicts._variance(rows)
+    assert not claim.holds and not claim.why
+    rows[0]["kept"] = 0.5
+    claim = region_verdicts._variance(rows)
+    assert not claim.holds and "elsewhere at most 1.0%" in claim.why
 
 
 def test_latency_counts_below_saturation_only() -> None:
