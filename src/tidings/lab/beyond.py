@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BREAKS = 6.0  # when something happens, in every world
-SEEDS = {"quick": 2, "full": 10}
+SEEDS = {"quick": 2, "full": 5}
 PLACES = ("head", "middle", "tail")
 CHURN = (0.0, 0.05, 0.2)  # share of the clients that is replaced every second
 OUTAGES = {"quick": (2.0, 8.0), "full": (2.0, 4.0, 8.0, 16.0)}  # seconds
@@ -469,28 +469,28 @@ STUDIES = (
         lambda scale: [p for gc in POLICIES for t in OUTAGES[scale] for p in _seeds(scale, gc=gc, outage=t)],
         measure_outage,
         report_outage,
-        ("beyond",),
+        ("beyond", "region_load"),
     ),
     Study(
         "churn",
         lambda scale: [p for churn in CHURN for p in _seeds(scale, churn=churn)],
         measure_churn,
         report_churn,
-        ("beyond",),
+        ("beyond", "region_load"),
     ),
     Study(
         "chain",
         lambda scale: [p for place in PLACES for p in _seeds(scale, place=place)],
         measure_failover,
         report_failover,
-        ("beyond",),
+        ("beyond", "region_load"),
     ),
     Study(
         "constant",
         lambda scale: [p for c in CONSTANTS for p in _seeds(scale, c=c)],
         measure_constant,
         report_constant,
-        ("beyond",),
+        ("beyond", "region_load"),
     ),
 )
 EXPERIMENTS = (

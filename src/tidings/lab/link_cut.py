@@ -7,47 +7,35 @@ receipts of all clients (publishers are clients too):
 - *throughput*: rows delivered per half second, in events/s, per client and stream; the mean over all clients;
 - *latency* of a batch: from the moment its owner's head gave it numbers until the last client of all regions has it.
 
-Every limit below follows from what a claim says, not from what was measured: "normal" and "before" are medians of the
-undisturbed seconds before the cut, "noise" is the largest deviation in it.
+What was observed is kept in plain columns (`rows`), from which the report reads it in SQL (`read`); judged and drawn:
+`link_verdicts`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tidings.check import judge
 from tidings.core.ids import RegionId, StreamId
-from tidings.lab import figures
-from tidings.lab.claims import Claim, Experiment, Findings
-from tidings.lab.study import Row, Sql, Study
+from tidings.lab.study import Row, Sql
 from tidings.protocols.configuration import ConfigurationSettings
-from tidings.protocols.publishing import PublishSettings
 from tidings.sim.build import Deployment
 from tidings.sim.recorder import Recorder
 from tidings.sim.run import Progress, simulate
 from tidings.sim.scenario import Cut, Heal, Kill, Link, Protocol, Publisher, Region, Restart, Run, Scenario, Stream
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Floats = NDArray[np.float64]
 
 REGIONS = ("r0", "r1", "r2", "r3")
 STREAM = {name: f"s{at}" for at, name in enumerate(REGIONS)}  # each region owns one
 A, B = "r2", "r3"  # the ends of the link that fails
-SPARED = "r0"  # the origin that the paper compares with
 VICTIM = "r1"  # ours: whose head is killed
 LATENCY = {  # seconds; the failed link has the paper's 15 ms, the others stand for datacenters in the United States
     ("r0", "r1"): 0.020,
@@ -63,11 +51,7 @@ BIN = 0.5  # seconds of a measured point; ours: half a period, so that a dip of 
 WARM_UP = 3.0  # in periods: subscriptions begin with the first advertisement, then the first seconds are caught up
 BASE = 8.0  # in periods: how long before the cut "normal" is measured; with many clients views take ten to settle
 SETTLE = 3.0  # in periods: when a disturbance must be over, and a level is measured again
-SHORTLY = 1.5  # in periods: the next advertisement comes within one, half of another to subscribe and to send
 DRAIN = 2.0  # seconds: batches younger than this at the end may be under way
-SAME = 0.10  # levels that differ by less than a tenth are the same
-PAPER_MS = 200.0  # SP6: before the cut
-SIMILAR = 0.25  # levels that differ by less than a quarter are similar
 
 
 def scenario(scale: str = "quick") -> Scenario:
@@ -229,6 +213,9 @@ class Observed:
     violations: int
 
 
+SILENCES = ("cut_off", "fail_over", "rejoin")
+
+
 @dataclass(frozen=True)
 class Receipts:
     """What clients delivered, in columns ordered by client and time."""
@@ -381,427 +368,81 @@ def observed(
     )
 
 
-# --- the claims -----------------------------------------------------------------------------------------
-
-
-def _rate(value: float) -> str:
-    return f"{value / 1000:,.1f} k events/s" if abs(value) >= 1000 else f"{value:,.0f} events/s"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:,.0f} ms"
-
-
-def normal_rate(seen: Observed) -> tuple[float, float]:
-    """Throughput before the cut: its median and its noise."""
-    quiet = seen.rates.within(*seen.time.before)
-    mean = seen.rates.mean[quiet]
-    normal = float(np.median(mean))
-    return normal, float(np.abs(mean - normal).max())
-
-
-def over_link(seen: Observed) -> float:
-    """Which part of the normal throughput flows over the link."""
-    flows = [(B, STREAM[A]), (A, STREAM[B])]
-    quiet = seen.rates.within(*seen.time.before)
-    return float(sum(np.median(seen.rates.share(flow)[quiet]) for flow in flows) / normal_rate(seen)[0])
-
-
-def fall(seen: Observed) -> float:
-    """By which part throughput falls when the link is cut."""
-    down = seen.rates.within((seen.time.cut, seen.time.cut + seen.time.period))
-    return 1 - float(seen.rates.mean[down].min()) / normal_rate(seen)[0]
-
-
-def dip(seen: Observed) -> Claim:
-    """SP5: down by what flows over the link, and by nothing else."""
-    normal, _ = normal_rate(seen)
-    part, down_by = over_link(seen), fall(seen)
-    lost = {}
-    down = seen.rates.within((seen.time.cut, seen.time.cut + seen.time.period))
-    quiet = seen.rates.within(*seen.time.before)
-    for flow in seen.rates.flows:
-        share = seen.rates.share(flow)
-        lost[flow] = float(np.maximum(np.median(share[quiet]) - share[down], 0).sum())
-    caused = (lost[B, STREAM[A]] + lost[A, STREAM[B]]) / max(sum(lost.values()), 1e-9)
-    return Claim(
-        "SP5.dip",
-        f"Throughput drops briefly at the cut because nothing flows between {A} and {B}.",
-        f"down by about the {part:.1%} that flow over the link (half to one and a half times that), "
-        "nine tenths of the loss in these two flows",
-        f"from {_rate(normal)} to {_rate(normal * (1 - down_by))} ({-down_by:.1%}); {caused:.0%} of the loss in these "
-        "two flows",
-        0.5 * part <= down_by <= 1.5 * part and caused >= 0.9,
-    )
-
-
-def recovery(seen: Observed) -> Claim:
-    """SP5: over shortly after the next advertisement."""
-    normal, _ = normal_rate(seen)
-    limit = seen.time.cut + SHORTLY * seen.time.period
-    later = seen.rates.within((limit, seen.time.cut + SETTLE * seen.time.period + BIN))
-    lowest = float(seen.rates.mean[later].min())
-    return Claim(
-        "SP5.recovery",
-        "Throughput recovers shortly after the next advertisements of the other regions, which turn the flow round.",
-        f"both flows again by {limit:g} s, {SHORTLY:g} advertisement periods after the cut; from then on less than "
-        "half of one is missing",
-        f"both flows again at {seen.cut_off.end:.2f} s after {seen.cut_off.seconds:.2f} s of silence; "
-        f"at least {_rate(lowest)} from {limit:g} s on",
-        seen.cut_off.end <= limit and lowest > normal * (1 - over_link(seen) / 4),
-    )
-
-
-def excess_rate(seen: Observed) -> Floats:
-    """What throughput has more than normal, bin by bin, from the cut until all is made up for."""
-    window = seen.rates.within((seen.time.cut, seen.time.cut + (2 + SETTLE) * seen.time.period))
-    return seen.rates.mean[window] - normal_rate(seen)[0]
-
-
-def catch_up(seen: Observed) -> Claim:
-    """SP5: above normal until the lost ground is made up for."""
-    normal, noise = normal_rate(seen)
-    excess = excess_rate(seen)
-    missed = float(-excess[excess < -noise].sum())
-    regained = 1 + float(excess.sum()) / missed if missed else 0.0
-    seconds = float((excess > noise).sum()) * BIN
-    return Claim(
-        "SP5.catch-up",
-        f"Then throughput is above normal while {A} and {B} catch up, and returns to normal.",
-        "above normal by more than the noise; of what was missed at least nine tenths regained, the rest being on its "
-        "longer way (paper: above normal for about 5 s)",
-        f"up to {_rate(normal + excess.max())} (normal {_rate(normal)}, noise {_rate(noise)}) for {seconds:g} s; "
-        + (f"{regained:.0%} of what was missed regained" if missed else "nothing was missed beyond the noise"),
-        excess.max() > noise and regained >= 0.9,
-        ""
-        if seconds >= 2.5
-        else "Much shorter than the paper's 5 s: no link of this scenario has a limited bandwidth, so what two streams "
-        "missed in about a second passes at once.",
-    )
-
-
-def jolt(seen: Observed) -> float:
-    """The largest deviation from normal after the repair, in events/s."""
-    window = seen.rates.within((seen.time.repair, seen.time.repair + 2 * seen.time.period))
-    off = seen.rates.mean[window] - normal_rate(seen)[0]
-    return float(off[np.abs(off).argmax()])
-
-
-def glitch(seen: Observed) -> Claim:
-    """SP5: something small happens when the link is back."""
-    (normal, noise), largest = normal_rate(seen), jolt(seen)
-    slight = over_link(seen) * normal / 2
-    return Claim(
-        "SP5.glitch",
-        f"There is a slight glitch when the link is back and {A} and {B} send to each other directly again.",
-        f"a deviation larger than the noise ({_rate(noise)}) and less than half of what flows over the link "
-        f"({_rate(slight)}), within 2 periods",
-        f"{'+' if largest > 0 else ''}{_rate(largest)} ({largest / normal:+.1%})",
-        noise < abs(largest) < slight,
-    )
-
-
-def before(seen: Observed) -> Claim:
-    """SP6: the two origins begin alike."""
-    one, two = (seen.latency[STREAM[region]].level(seen.time.before) for region in (SPARED, A))
-    return Claim(
-        "SP6.before",
-        "Before the outage the latencies of the two origins are similar.",
-        f"less than {SIMILAR:.0%} apart (paper: both about 200 ms)",
-        f"{SPARED} {_ms(one)}, {A} {_ms(two)}",
-        abs(one - two) < SIMILAR * max(one, two),
-        f"Not the paper's 200 ms: {seen.rates.clients[SPARED]} clients per region instead of 1000, so fewer hops in "
-        "each; other latencies between regions (of the paper's only the failed link's is in its text); no limited "
-        "bandwidth.",
-    )
-
-
-def highest_latency(seen: Observed, region: RegionId = A, periods: float = 1.0) -> float:
-    """Of what a region publishes in the first periods after the cut."""
-    window = (seen.time.cut, seen.time.cut + periods * seen.time.period)
-    return float(seen.latency[STREAM[region]].binned([window]).max())
-
-
-def peak(seen: Observed) -> Claim:
-    """SP6: what is published at the cut waits for the new subscription."""
-    time, found = seen.time, seen.latency[STREAM[A]]
-    level, limit = found.level(time.before), time.cut + SHORTLY * time.period
-    highest = highest_latency(seen)
-    recovered = float(found.binned([(limit, time.cut + SETTLE * time.period)]).max())
-    detoured = found.level(time.outage)
-    return Claim(
-        "SP6.peak",
-        f"Latency of {A} rises steeply when the link fails, since {B} has to subscribe elsewhere, and recovers then.",
-        f"at least twice the level before ({_ms(2 * level)}); events published {SHORTLY:g} periods after the cut take "
-        f"no longer than the rest of the outage (less than {1 + SIMILAR:g} x {_ms(detoured)})",
-        f"up to {_ms(highest)} ({highest / level:.0f} x), {_ms(recovered)} from {limit:g} s on",
-        highest >= 2 * level and recovered < (1 + SIMILAR) * detoured,
-    )
-
-
-def extra_path() -> float:
-    """How much longer the way from A to its last region is without the link."""
-    ways = {frozenset(pair): latency for pair, latency in LATENCY.items()}
-    direct = {region: ways[frozenset((A, region))] for region in REGIONS if region != A}
-    round_about = min(direct[via] + ways[frozenset((via, B))] for via in direct if via != B)
-    return max((direct | {B: round_about}).values()) - max(direct.values())
-
-
-def detour(seen: Observed) -> Claim:
-    """SP6: a longer path takes longer."""
-    found, more = seen.latency[STREAM[A]], extra_path()
-    level, now = found.level(seen.time.before), found.level(seen.time.outage)
-    direct, indirect = found.level(seen.time.before, B), found.level(seen.time.outage, B)
-    return Claim(
-        "SP6.detour",
-        f"During the outage latency of {A} stays slightly above the level before, since the path to {B} is longer.",
-        f"higher by what the path is longer, {_ms(more)} (half to one and a half times that)",
-        f"{_ms(now)}, {_ms(now - level)} more than before; to {B} alone {_ms(direct)} before, now {_ms(indirect)}",
-        0.5 * more <= now - level <= 1.5 * more,
-    )
-
-
-def after(seen: Observed) -> Claim:
-    """SP6: the old level again."""
-    found = seen.latency[STREAM[A]]
-    level, now = found.level(seen.time.before), found.level(seen.time.after)
-    holds = abs(now - level) < SAME * level
-    return Claim(
-        "SP6.after",
-        f"After the repair and a short adjustment latency of {A} is at the old level.",
-        f"within {SAME:.0%} of {_ms(level)}, {SETTLE:g} periods after the repair",
-        f"{_ms(now)}",
-        holds,
-        "" if holds else _not_back(seen),
-    )
-
-
-def _not_back(seen: Observed) -> str:
-    """Where the old level was not reached, and along which path."""
-    found = seen.latency[STREAM[A]]
-    slack = SAME * found.level(seen.time.before)
-    parts = []
-    for region in REGIONS:
-        old, new = found.level(seen.time.before, region), found.level(seen.time.after, region)
-        source = seen.sources.get((region, STREAM[A]), A)
-        path = "" if source == A else f", through {source}"
-        parts.append(f"{region} {_ms(old)} -> {_ms(new)}{path if abs(new - old) >= slack else ''}")
-    killed = (
-        f" {VICTIM}'s new head subscribed to the region whose advertisement came first, not to {A}; the switch rule "
-        "does not leave a source that keeps advancing. This detour comes from the fail-over, not from the link."
-        if seen.sources.get((VICTIM, STREAM[A]), A) != A
-        else ""
-    )
-    return f"By region: {'; '.join(parts)}.{killed}"
-
-
-def spared(seen: Observed) -> Claim:
-    """SP6: an origin that is not on the link does not notice."""
-    time, found = seen.time, seen.latency[STREAM[SPARED]]
-    old, now = found.binned(time.before), found.level(time.outage)
-    level, highest = float(np.median(old)), highest_latency(seen, SPARED, SETTLE)
-    limit = (1 + SIMILAR) * float(old.max())
-    return Claim(
-        "SP6.origin-0",
-        f"Latency of {SPARED}, which is not on the link, is not hit by the outage.",
-        f"less than {SAME:.0%} above {_ms(level)} during the outage; at the cut no point above {_ms(limit)}, "
-        f"{1 + SIMILAR:g} x the highest before",
-        f"{_ms(now)}; highest point at the cut {_ms(highest)}",
-        now < (1 + SAME) * level and highest <= limit,
-    )
-
-
-def fail_over(seen: Observed) -> Claim:
-    """Ours: the stream whose head died stands still until the chain has a new one."""
-    service, publish = ConfigurationSettings(), PublishSettings()
-    limit = service.silence + service.sweep + publish.retry + 0.1
-    return Claim(
-        "ours.fail-over",
-        f"When the head of {VICTIM}'s chain is killed, its stream stops until the next replica is head, then goes on.",
-        f"no client without it for longer than {limit:.2f} s: {service.silence:g} s until the silence counts, "
-        f"{service.sweep:g} s until that is seen, {publish.retry:g} s until a publisher tries again, 0.1 s on the way",
-        f"{seen.fail_over.seconds:.2f} s, until {seen.fail_over.end:.2f} s",
-        seen.fail_over.seconds <= limit,
-    )
-
-
-def rejoin(seen: Observed) -> Claim:
-    """Ours: the returning replica becomes tail, and the other regions must find it."""
-    limit = SHORTLY * seen.time.period
-    return Claim(
-        "ours.rejoin",
-        "When the killed replica is back as tail, the other regions find it by its advertisements.",
-        f"no client without {VICTIM}'s stream for longer than {limit:g} s ({SHORTLY:g} advertisement periods)",
-        f"{seen.rejoin.seconds:.2f} s, until {seen.rejoin.end:.2f} s",
-        seen.rejoin.seconds <= limit,
-    )
-
-
-def invariants(seen: Observed) -> Claim:
-    """Ours: whatever the figures look like, no receipt shows a loss, a duplicate or a disorder."""
-    return Claim(
-        "ours.invariants",
-        "No client has lost, doubled or disordered an event on the way, and the replicas of each chain agree.",
-        "0 violations in the whole trace",
-        f"{seen.violations} violations",
-        seen.violations == 0,
-    )
-
-
-OURS: tuple[Callable[[Observed], Claim], ...] = (fail_over, rejoin, invariants)
-JUDGES: tuple[Callable[[Observed], Claim], ...] = (
-    *(dip, recovery, catch_up, glitch),
-    *(before, peak, detour, after, spared),
-    *OURS,
-)
-
-
-# --- the figures ----------------------------------------------------------------------------------------
-
-
-def _moments(axes: Axes, time: Timeline) -> None:
-    figures.shade(axes, time.cut, time.repair, f"no link {A} to {B}")
-    figures.mark(axes, time.cut, "link\ncut")
-    figures.mark(axes, time.kill, f"head of {VICTIM}\nkilled")
-    figures.mark(axes, time.restart, "and\nrestarted")
-    figures.mark(axes, time.repair, "link\nrepaired")
-    axes.set_xlim(WARM_UP * time.period, time.end)
-    axes.set_xlabel("simulated time (s)")
-
-
-def paint_throughput(seen: Observed, axes: Axes) -> None:
-    """Figure 7a: throughput over time, with the level that the cut lets us expect."""
-    time, mean = seen.time, seen.rates.mean / 1000
-    normal = normal_rate(seen)[0] / 1000
-    low = normal * (1 - over_link(seen))
-    edges = np.append(seen.rates.starts, time.end)
-    _moments(axes, time)
-    for region, color in ((B, figures.ORANGE), (VICTIM, figures.SKY)):
-        received = seen.rates.region(region) / 1000
-        axes.stairs(received, edges, baseline=None, color=color, linewidth=1.1, label=f"clients of {region}")
-    axes.stairs(mean, edges, baseline=None, color=figures.BLUE, linewidth=2.2, label="all clients")
-    figures.expect(axes, (time.cut - time.period, time.cut + 2 * time.period), low, "expected")
-    note = partial(figures.note, axes)
-    note(f"{A} and {B} get nothing\nfrom each other", (time.cut - 1, 0.45 * normal), (time.cut + BIN, low), "right")
-    if catch_up(seen).holds:
-        note("they catch up", (time.cut + 2.5, 1.4 * normal), (time.cut + 1.3 * time.period, mean[_bin(time.cut + 1)]))
-    if glitch(seen).holds:
-        note("slight glitch", (time.repair + 2, 1.3 * normal), (time.repair + BIN, mean[_bin(time.repair)]))
-    note(f"{VICTIM} changes its head", (time.kill - 1, 2 * normal), (seen.fail_over.end, 1.7 * normal), "right")
-    victim = seen.rates.region(VICTIM) / 1000
-    rejoined = seen.rejoin.end - BIN / 2, victim[_bin(seen.rejoin.end)]
-    note(f"{VICTIM} changes its tail", (time.repair + 2, 0.55 * normal), rejoined)
-    axes.set_ylim(0, 2.4 * normal)
-    axes.set_ylabel("1000 events/s, mean of clients")
-    axes.set_title("Events delivered per client while a link fails (SP5)")
-
-
-def _bin(time: float) -> int:
-    return int(time / BIN)
-
-
-def paint_latency(seen: Observed, axes: Axes) -> None:
-    """Figure 7b: latency over time of two origins, with the level that the longer path lets us expect."""
-    time = seen.time
-    _moments(axes, time)
-    for region, color in ((SPARED, figures.ORANGE), (A, figures.BLUE)):
-        found = seen.latency[STREAM[region]]
-        starts = np.unique(np.floor(found.published / BIN)) * BIN
-        axes.plot(found.published, found.all * 1000, ".", markersize=2, alpha=0.3, color=color)
-        means = found.binned([(0.0, time.end)]) * 1000
-        axes.plot(starts + BIN / 2, means, color=color, linewidth=2, label=f"published in {region}")
-    before = seen.latency[STREAM[A]].level(time.before) * 1000
-    longer = before + extra_path() * 1000
-    figures.expect(axes, (time.cut + SHORTLY * time.period, time.repair), longer, f"expected for {A}")
-    figures.expect(axes, (time.repair, time.end), before)
-    figures.expect(axes, (0.0, time.cut), PAPER_MS, f"{PAPER_MS:g} ms (paper)")
-    note = partial(figures.note, axes)
-    note(f"{B} must find\nanother way", (time.cut - 2, 700), (time.cut + BIN / 2, 700), "right")
-    note(f"all wait for\n{VICTIM}'s new head", (time.repair + 2, 700), (time.kill + 1, 700))
-    latency_axis(axes)
-    axes.set_title("Latency of two origins while a link fails (SP6)")
-
-
-def latency_axis(axes: Axes) -> None:
-    """From a quick hop to a cut that lasts."""
-    axes.set_yscale("log")
-    ticks = [50, 100, 200, 500, 1000, 2000]
-    axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.set_yticks([], minor=True)
-    axes.set_ylim(30, 2500)
-    axes.set_ylabel("ms until all clients have it")
-
-
-# --- the experiment -------------------------------------------------------------------------------------
+# --- the task, and its rows -----------------------------------------------------------------------------
 
 
 def measure(point: Mapping[str, Any]) -> list[Row]:
-    """Run it; what was observed travels whole."""
-    return [{"observed": pickle.dumps(observe(scenario(point["scale"]), point["seed"]))}]
+    """Run it, and put what was observed into columns."""
+    return rows(observe(scenario(point["scale"]), point["seed"]))
 
 
-def report_rows(sql: Sql, scale: str, out: Path) -> Findings:
-    """Judge and draw what the task observed."""
-    (row,) = sql("select observed from results")
-    return report(pickle.loads(row["observed"]), out)
+def row(kind: str, value: float | None, **others: Any) -> Row:
+    """One fact, with all columns; those that do not apply are null."""
+    return dict.fromkeys(("kind", "name", "region", "stream", "n", "start", "value")) | {
+        "kind": kind,
+        "value": None if value is None else float(value),
+        **others,
+    }
 
 
-def report(seen: Observed, out: Path) -> Findings:
-    """Judge, draw, and store what was measured."""
-    return Findings(
-        [judged(seen) for judged in JUDGES],
-        {
-            "SP5": figures.draw(out, "sp5-throughput", partial(paint_throughput, seen)),
-            "SP6": figures.draw(out, "sp6-latency", partial(paint_latency, seen)),
-        },
-        {
-            "SP5": [write(out / "sp5-throughput.parquet", flow_columns(seen.rates))],
-            "SP6": [write(out / "sp6-latency.parquet", batch_columns(seen.latency))],
-        },
-    )
-
-
-def flow_columns(found: Rates) -> list[dict[str, Any]]:
+def rows(seen: Observed) -> list[Row]:
+    """What was observed: by ``kind`` a bin of a flow (events/s), a batch (seconds until a region had it), and the rest;
+    ``n`` numbers bins and batches, ``start`` is when they begin."""
+    silences = {name: getattr(seen, name) for name in SILENCES}
     return [
-        {"region": region, "stream": stream, "time": found.starts, "events_per_s": flow}
-        for (region, stream), flow in found.flows.items()
+        *[row("moment", getattr(seen.time, each.name), name=each.name) for each in fields(Timeline)],
+        *[row("clients", count, region=region) for region, count in seen.rates.clients.items()],
+        *[
+            row("flow", value, region=region, stream=stream, n=n, start=start)
+            for (region, stream), flow in seen.rates.flows.items()
+            for n, (start, value) in enumerate(zip(seen.rates.starts.tolist(), flow.tolist(), strict=True))
+        ],
+        *[
+            row("batch", value, region=region, stream=stream, n=n, start=start)
+            for stream, found in seen.latency.items()
+            for region, values in found.to.items()
+            for n, (start, value) in enumerate(zip(found.published.tolist(), values.tolist(), strict=True))
+        ],
+        *[row("silence", pause.end, name=name, start=pause.start) for name, pause in silences.items()],
+        *[
+            row("source", None, name=name, region=region, stream=stream)
+            for (region, stream), name in seen.sources.items()
+        ],
+        row("violations", seen.violations),
     ]
 
 
-def batch_columns(found: Mapping[StreamId, Latency]) -> list[dict[str, Any]]:
-    return [
-        {"stream": stream, "region": region, "published_at": each.published, "seconds": values}
-        for stream, each in found.items()
-        for region, values in each.to.items()
-    ]
+def read(sql: Sql) -> Observed:
+    """What was observed, from its rows."""
 
-
-def write(path: Path, parts: list[dict[str, Any]]) -> str:
-    """Series, with what they are called beside every value, as one Parquet file."""
-    tables = []
-    for part in parts:
-        length = max(len(values) for values in part.values() if not isinstance(values, str))
-        tables.append(
-            pa.table({name: [value] * length if isinstance(value, str) else value for name, value in part.items()})
+    def of(kind: str) -> list[Row]:
+        return sql(
+            f"select name, region, stream, n, start, value from results where kind = '{kind}' "
+            "order by region, stream, name, n"
         )
-    pq.write_table(pa.concat_tables(tables), path)
-    return str(path)
 
+    def series(kind: str) -> dict[tuple[RegionId, StreamId], Floats]:
+        """Start and value, by region and stream."""
+        groups = itertools.groupby(of(kind), key=lambda one: (one["region"], one["stream"]))
+        return {key: np.array([(one["start"], one["value"]) for one in some]).T for key, some in groups}
 
-STUDIES = (Study("link-cut", lambda scale: [{"scale": scale, "seed": 0}], measure, report_rows, ("link_cut",)),)
-EXPERIMENTS = (
-    Experiment(
-        "SP5",
-        "sprinkler",
-        "Figure 7a: throughput while a link between regions fails",
-        ("SP5.dip", "SP5.recovery", "SP5.catch-up", "SP5.glitch", "ours.fail-over", "ours.rejoin", "ours.invariants"),
-        "link-cut",
-    ),
-    Experiment(
-        "SP6",
-        "sprinkler",
-        "Figure 7b: latency while a link between regions fails",
-        ("SP6.before", "SP6.peak", "SP6.detour", "SP6.after", "SP6.origin-0", "ours.invariants"),
-        "link-cut",
-    ),
-)
+    flows, batches = series("flow"), series("batch")
+    streams = sorted({stream for _, stream in batches})
+    return Observed(
+        Timeline(**{one["name"]: one["value"] for one in of("moment")}),
+        Rates(
+            next(iter(flows.values()))[0],
+            {flow: values for flow, (_, values) in flows.items()},
+            {one["region"]: int(one["value"]) for one in of("clients")},
+        ),
+        {
+            stream: Latency(
+                next(starts for (_, name), (starts, _) in batches.items() if name == stream),
+                {region: values for (region, name), (_, values) in batches.items() if name == stream},
+            )
+            for stream in streams
+        },
+        **{one["name"]: Silence(one["start"], one["value"]) for one in of("silence")},
+        sources={(one["region"], one["stream"]): one["name"] for one in of("source")},
+        violations=int(of("violations")[0]["value"]),
+    )
