@@ -105,8 +105,8 @@ def test_throughput_climbs_up_to_saturation_and_does_not_fall_after_it() -> None
 
 @pytest.mark.parametrize(("literal", "holds"), [(0.5, True), (0.99, False)])
 def test_the_literal_reading_collapses_only_if_it_does(literal: float, holds: bool) -> None:
-    rows = [setting(4, 0.03, 1.0, 0.1, reading) for reading in READINGS if reading != "literal"]
-    claim = region_verdicts._literal([*rows, setting(4, 0.03, literal, 0.1, "literal")])
+    rows = [setting(4, 0.03, 1.0, 0.1, reading) for reading in READINGS if reading != "literal-no-probe"]
+    claim = region_verdicts._literal([*rows, setting(4, 0.03, literal, 0.1, "literal-no-probe")])
     assert claim.holds is holds and ("does not collapse" in claim.why) is not holds and "fanout of 1" not in claim.why
 
 
@@ -121,6 +121,13 @@ def test_the_view_rule_sets_the_tail_only_if_it_does(paper: float, probed: float
         row.update(in_degree_sd=3.0 if row["reading"] == "aged-views" else uneven, unknown=0.0)
     claim = region_verdicts._views(rows)
     assert claim.holds is holds and bool(claim.why) is not holds
+
+
+def test_what_a_slow_proxy_suffers_from_is_said_where_the_data_show_it() -> None:
+    shares = {"literal-no-probe": 0.5, "own-fanout-no-probe": 0.8, "own-fanout": 0.2}
+    rows = [setting(4, 0.03, shares.get(reading, 1.0), 0.1, reading) for reading in READINGS]
+    claim = region_verdicts._literal(rows)
+    assert not claim.holds and "helps and does not mend it" in claim.why and "probe makes it worse" in claim.why
 
 
 def test_old_views_come_from_gossip_by_the_rule_of_the_reading() -> None:

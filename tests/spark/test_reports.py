@@ -48,7 +48,7 @@ def test_sp3_is_judged_and_drawn_from_its_rows(over: Any, tmp_path: Path) -> Non
         latency = {2: 0.2, 4: 0.1, 8: 0.15}[point["fanout"]] + point["shuffle"] / 10 + 0.001 * point["seed"]
         if point["reading"] == "paper-views":
             latency *= 3
-        return run(point, {"literal": 0.3, "own-fanout": 0.995}.get(point["reading"], 1.001), latency)
+        return run(point, {"literal-no-probe": 0.3, "own-fanout-no-probe": 0.995}.get(point["reading"], 1.001), latency)
 
     rows = [row for point in region_verdicts.points("quick") for row in outcome(point)]
     found = region_verdicts.report_fanout(over(rows), "quick", tmp_path)

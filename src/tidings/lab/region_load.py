@@ -9,16 +9,19 @@ region. SP3 varies fanout and shuffle time, SP4 the load. Measured from the mome
   over the batches that had arrived 0.3 s before the end; one that is not everywhere at the end counts with the time
   that it has taken so far;
 - *unfinished*: how many of these there are;
-- *kept*: what is delivered in the second half of the time measured, as a share of what arrives meanwhile. A setting
-  that keeps up is not saturated, however late everything is.
+- *kept*: what is delivered in the second half of the time measured, as a share of the load. A setting that keeps up is
+  not saturated, however late everything is.
 
-The paper does not say how fast a proxy's uplink is nor whether it has the same F. Three *readings*: `literal` (1 Gb/s,
-the clients' F), `fast-uplink` (10 Gb/s, the clients' F) and `own-fanout` (1 Gb/s, F = 1 for the proxy). The product's
-defaults are `fast-uplink`. In all three a client that hears no news asks a neighbour, which is not in the paper
-(decision 0005); `no-probe` is `fast-uplink` without that. These begin with views drawn evenly. Three more begin with
-the proxy in every view (A1.28) and gossip for 200 rounds before the load comes: `aged-views` by the product's rule,
-`paper-views` by the paper's (A1.26) and without the probe, `paper-views-probe` with it. At scale quick there are 100
-clients per region and fewer points.
+A driver has at most 16 batches under way that are not acknowledged: where a proxy answers late less than the load is
+offered, and *due* is lower.
+
+The paper does not say how fast a proxy's uplink is nor whether it has the same F. *Readings* differ in that: `literal`
+(1 Gb/s, the clients' F), `fast-uplink` (10 Gb/s, the clients' F) and `own-fanout` (1 Gb/s, F = 1 for the proxy). In
+these a client that hears no news asks a neighbour or the proxy, which is not in the paper (decision 0005); without that
+they are `literal-no-probe`, `no-probe` and `own-fanout-no-probe`. The product's defaults are `fast-uplink`. These begin
+with views drawn evenly. Three more begin with the proxy in every view (A1.28) and gossip for 200 rounds before the load
+comes: `aged-views` by the product's rule, `paper-views` by the paper's (A1.26) and without the probe,
+`paper-views-probe` with it. At scale quick there are 100 clients per region and fewer points.
 """
 
 from __future__ import annotations
@@ -74,7 +77,9 @@ READINGS = {
     "literal": Reading(uplink=1.0),
     "fast-uplink": Reading(),
     "own-fanout": Reading(uplink=1.0, own=1),
+    "literal-no-probe": Reading(uplink=1.0, probe=False, fanouts=(2, 4, 8)),
     "no-probe": Reading(probe=False, fanouts=(2, 4)),  # the small one that long shuffle times hurt, the paper's best
+    "own-fanout-no-probe": Reading(uplink=1.0, own=1, probe=False, fanouts=(2, 4, 8)),
     "aged-views": Reading(aged=True, fanouts=(4,), shuffles=(0.03,)),
     "paper-views": Reading(aged=True, merge="paper", probe=False, fanouts=(4,), shuffles=(0.03,)),
     "paper-views-probe": Reading(aged=True, merge="paper", fanouts=(4,), shuffles=(0.03,)),
