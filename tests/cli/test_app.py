@@ -67,6 +67,11 @@ def test_wrong_usage_is_exit_code_2() -> None:
     assert run("bench", "gc", "--runs", "1").exit_code == 2
 
 
+def test_the_ledger_is_summed_up_without_a_target(tmp_path: Path) -> None:
+    result = run("check", "--ledger", "--json", "--ledger-dir", str(tmp_path))
+    assert result.exit_code == 0 and json.loads(result.stdout)["seeds"] == 0
+
+
 @pytest.mark.parametrize("text", ["7", "3..3", "5..2", "a..b", "-1..4", "0..", "0...4"])
 def test_seeds_that_are_no_range_are_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not a range"):

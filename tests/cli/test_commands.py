@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import tidings.lab
 from tidings.cli import output
 from tidings.cli.app import app
+from tidings.core.errors import BadInput
 
 SCENARIO = str(Path(__file__).parents[2] / "scenarios" / "sprinkler-link-cut.toml")
 
@@ -84,6 +85,36 @@ def test_check_prints_the_command_that_replays_a_violation(lab: Any) -> None:
     assert asked == [("sprinkler", range(3, 6), None, 1, None, Path("build/ledger"))]
 
 
+IGNORED = [
+    *["sprinkler --ledger", "--ledger --seeds 0..2", "--ledger --mutants", "--ledger --master local[2]"],
+    *["sprinkler --jobs 2 --master local[2]", "cluster --jobs 2", "cluster --mutants --jobs 2", "--ledger --jobs 2"],
+]
+
+
+@pytest.mark.parametrize("arguments", IGNORED)
+def test_an_option_that_would_be_ignored_is_wrong_usage(lab: Any, arguments: str) -> None:
+    ran: list[Any] = []
+
+    def note(*arguments: Any) -> dict[str, Any]:
+        ran.append(arguments)
+        raise BadInput("must not run")
+
+    lab("fleet", run=note, totals=note)
+    lab("mutants", run=note)
+    lab("cluster_mutants", run=note)
+    result = CliRunner().invoke(app, ["check", *arguments.split()])
+    assert ran == [] and result.exit_code == 2 and "Invalid value: --" in result.stderr
+
+
+def test_check_prints_where_a_seed_raised(lab: Any) -> None:
+    raised = {"seed": 4, "invariant": "exception", "detail": "KeyError(7)\nTraceback ...", "replay": "tidings check x"}
+    found = {"violations": [raised], "faults": {}, "reached": {}, "unreached": [], "hours_simulated": 0.5}
+    lab("fleet", run=lambda *arguments: found)
+    result = run("check", "sprinkler", "--seeds", "4..5")
+    assert result.exit_code == 3
+    assert "VIOLATION of exception with seed 4; replay: tidings check x\nKeyError(7)\n" in result.stdout
+
+
 @pytest.mark.parametrize(("broken", "code"), [([], 0), (["planted off-by-one escaped"], 3)])
 def test_check_mutants_is_exit_code_3_when_something_does_not_hold(lab: Any, broken: list[str], code: int) -> None:
     generated = {"mutants": 9, "caught": 8, "survivors": [{"where": "chain.py:7", "why": "equivalent"}]}
@@ -128,6 +159,27 @@ def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None
     with output.progress("work") as report:
         assert report is not None
         report(1, 2, "half")
+
+
+def test_progress_knows_the_time_left_where_a_point_takes_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich import progress
+
+    bars: list[progress.Progress] = []
+    now = 0.0
+
+    class Clocked(progress.Progress):
+        def __init__(self, *columns: Any, **settings: Any) -> None:
+            super().__init__(*columns, **settings, get_time=lambda: now)
+            bars.append(self)
+
+    monkeypatch.setattr(progress, "Progress", Clocked)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with output.progress("work") as report:
+        assert report is not None
+        for done in range(4):
+            report(done, 10, "")
+            now += 120.0
+        assert bars[0].tasks[0].time_remaining == pytest.approx(7 * 120.0)
 
 
 def test_json_knows_numpy_numbers_and_no_nan(capsys: pytest.CaptureFixture[str]) -> None:

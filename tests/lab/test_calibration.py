@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tidings.core.errors import TidingsError
 from tidings.lab import calibration, experiments
 from tidings.lab.calibration import BATCH, BUSY, Calibrated, Line, Model, Spot, fit, simulated
 from tidings.lab.claims import Claim
@@ -90,6 +91,12 @@ def test_who_shares_processors_with_others_gets_less(monkeypatch: pytest.MonkeyP
         return simulated(MODEL, 2, 4, pause=0.001, seconds=0.2, others=others)
 
     assert rate(2.0) < 0.9 * rate(0.0) < 0.9 * rate(None)
+
+
+def test_a_simulation_in_which_not_all_arrives_has_no_rate() -> None:
+    slow = replace(MODEL, replica=Line(10.0, 0.0))
+    with pytest.raises(TidingsError, match=r"1 proxies, 2 drivers each, simulated: of [\d,]+ events 0 had arrived"):
+        simulated(slow, 1, 2, pause=0.001, seconds=0.1)
 
 
 # --- judging --------------------------------------------------------------------------------------------

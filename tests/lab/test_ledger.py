@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tidings.core.errors import TidingsError
-from tidings.lab import campaign, fleet, ledger
+from tidings.lab import campaign, cluster_campaign, fleet, ledger
 from tidings.lab.ledger import Ledger
 
 
@@ -101,6 +101,30 @@ def test_an_interrupted_campaign_keeps_what_it_has(
     assert fleet.totals(tmp_path)["seeds"] == 3
 
 
+@pytest.mark.parametrize("target", ["sprinkler", "cluster"])
+def test_a_seed_that_raises_is_violated_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    def run_seed(seed: int) -> dict[str, Any]:
+        if seed == 2:
+            raise ZeroDivisionError("no such luck")
+        return {**outcome(seed), "story": [], "receipts": 1}
+
+    kind = {"sprinkler": campaign, "cluster": cluster_campaign}[target]
+    monkeypatch.setattr(kind, "run_seed", run_seed)
+    (found,) = fleet.run(target, range(1, 4), folder=tmp_path)["violations"]
+    assert (found["seed"], found["invariant"]) == (2, "exception")
+    assert found["detail"].startswith("ZeroDivisionError('no such luck')\nTraceback")
+    assert found["replay"] == f"tidings check {target} --seeds 2..3"
+    kept = fleet.totals(tmp_path)
+    assert kept["by_target"][target]["violated"] == 1 and kept["failures"][0]["invariant"] == "exception"
+    there = fleet._task({"target": target, "seed": 2})  # as Spark runs it
+    assert there["violations"][0][0] == "exception"
+    known = fleet.known(Ledger(tmp_path, fleet.SCHEMA), target, range(4))
+    if target == "sprinkler":  # and a campaign on Spark can sum up what it finds in the ledger
+        assert campaign.summary(target, range(4), list(known))["least"]["events"] == 0
+
+
 def test_only_seeds_of_the_same_code_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Ledger(tmp_path, fleet.SCHEMA)
     kept.add(fleet.row("sprinkler", outcome(seed, ("order", "x"))) for seed in range(3))
@@ -134,6 +158,14 @@ def test_a_half_written_part_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "part-2.parquet").write_bytes(b"half")
     with pytest.raises(TidingsError, match=r"part-2\.parquet is damaged"):
         kept.table()
+
+
+def test_a_column_that_comes_later_is_kept(tmp_path: Path) -> None:
+    kept = Ledger(tmp_path)
+    kept.add([{"a": 1}, {"a": 2, "rounds": 5}, {"b": 0.5}])
+    kept.flush()
+    assert kept.table().column_names == ["a", "rounds", "b"]
+    assert kept.table()["rounds"].to_pylist() == [None, 5, None]
 
 
 def test_a_digest_is_of_the_rows_not_of_their_chunks() -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tidings.core.errors import BadInput
-from tidings.lab import study
+from tidings.core.errors import BadInput, TidingsError
+from tidings.lab import ledger, study
 from tidings.lab.claims import Claim, Findings
 from tidings.lab.ledger import Ledger
 from tidings.lab.study import Sql, Study
+from tidings.spark.sweep import PointsFailed, SweepFailed
 
 
 def measure(point: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -22,6 +23,15 @@ def measure(point: Mapping[str, Any]) -> list[dict[str, Any]]:
 def report(sql: Sql, scale: str, out: Path) -> Findings:
     (found,) = sql("select count(*) rows, sum(value) total, max(x) most from results")
     return Findings([Claim("c", "s", "e", f"{found['rows']} {found['total']} {found['most']}", True)])
+
+
+@pytest.fixture
+def edited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process has other code than the workers of Spark."""
+    monkeypatch.setattr(ledger, "code_on_disk", lambda *modules, rooms: "edited")
+    ledger.code.cache_clear()
+    yield
+    ledger.code.cache_clear()
 
 
 def test_points_run_once_and_only_those_of_the_scale_are_judged(spark: Any, tmp_path: Path) -> None:
@@ -61,5 +71,56 @@ def test_points_that_need_the_whole_machine_run_here_one_after_another(spark: An
     found = study.run([small, alone], "quick", tmp_path, "local[2]")
     assert order == [2, 1]
     assert {name: each.claims[0].measured for name, each in found.items()} == {"small": "2 61 3", "alone": "4 62 2"}
-    study.run([alone], "quick", tmp_path, "local[2]")
-    assert order == [2, 1]  # what has been measured is only judged again
+
+
+def test_a_machine_is_measured_every_time_and_judged_by_this_time_alone(spark: Any, tmp_path: Path) -> None:
+    speeds = iter([7, 8])
+
+    def speed(point: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [{"value": next(speeds)}]
+
+    alone = Study("alone", lambda scale: [{"x": 1}], speed, report, alone=True)
+    assert study.run([alone], "quick", tmp_path, "local[2]")["alone"].claims[0].measured == "1 7 1"
+    assert study.run([alone], "quick", tmp_path, "local[2]")["alone"].claims[0].measured == "1 8 1"
+    history = Ledger(tmp_path / "results" / "alone").table()
+    assert history["value"].to_pylist() == [7, 8] and len(set(history["ran_at"].to_pylist())) == 2
+
+
+def test_a_machine_is_not_measured_with_code_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def edit(point: Mapping[str, Any]) -> list[dict[str, Any]]:
+        monkeypatch.setattr(study, "code_on_disk", lambda *modules, rooms: "edited")
+        return measure(point)
+
+    alone = Study("alone", lambda scale: [{"x": 1}], edit, report, alone=True)
+    with pytest.raises(TidingsError, match=rf"edited while it ran \(hash edited, {alone.code} when it began\)"):
+        study.run([alone], "quick", tmp_path, "local[2]")
+    assert Ledger(tmp_path / "results" / "alone").table().num_rows == 0
+
+
+def test_workers_with_other_code_are_refused(spark: Any, tmp_path: Path, edited: None) -> None:
+    small = Study("small", lambda scale: [{"x": 1}], measure, report, ("region_load",))
+    with pytest.raises(SweepFailed, match=r"than this command \(edited\)"):
+        study.run([small], "quick", tmp_path, "local[2]")
+    assert Ledger(tmp_path / "results" / "small").table().num_rows == 0
+
+
+def unlucky(point: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if point["x"] == 13:
+        raise ValueError("unlucky")
+    return measure(point)
+
+
+def test_a_point_that_fails_costs_no_other_study_its_verdict(spark: Any, tmp_path: Path) -> None:
+    judged: list[str] = []
+
+    def noted(sql: Sql, scale: str, out: Path) -> Findings:
+        found = report(sql, scale, out)
+        judged.append(found.claims[0].measured)
+        return found
+
+    good = Study("good", lambda scale: [{"x": 1}], measure, noted)
+    bad = Study("bad", lambda scale: [{"x": 13}, {"x": 14}], unlucky, noted)
+    with pytest.raises(PointsFailed, match=r"(?s)1 of 3 points failed.*unlucky.*good \(1 of 1 claims hold\)$"):
+        study.run([bad, good], "quick", tmp_path, "local[2]")
+    assert judged == ["2 21 1"]
+    assert Ledger(tmp_path / "results" / "bad").table().num_rows == 2

@@ -16,7 +16,7 @@ from tidings.lab import campaign, fleet
 from tidings.sim.run import simulate
 from tidings.spark import session
 from tidings.spark.session import NoSpark, _refuse_strange, require_java
-from tidings.spark.sweep import SweepFailed, results
+from tidings.spark.sweep import PointsFailed, SweepFailed, results
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,9 +41,21 @@ def test_a_point_that_raises_is_named_and_spares_the_others(spark: Any) -> None:
         for some in results(spark, square, [{"x": x} for x in (12, 13, 14)]):
             found.extend(some)
 
-    with pytest.raises(SweepFailed, match=r"1 of 3 points failed.*\{'x': 13\}"):
+    with pytest.raises(PointsFailed, match=r"1 of 3 points failed.*\{'x': 13\}"):
         gather()
     assert sorted(each["x"] for each in found) == [12, 14]
+
+
+def process() -> str:
+    return str(os.getpid())
+
+
+def test_a_worker_with_other_code_is_refused_and_both_hashes_are_named(spark: Any) -> None:
+    with pytest.raises(SweepFailed, match=rf"\(hash \d+\) than this command \({os.getpid()}\).*same version") as raised:
+        list(results(spark, square, [{"x": 1}], process))
+    assert "\n" not in str(raised.value)
+    ((same,),) = results(spark, square, [{"x": 2}], lambda: "the same everywhere")
+    assert same["square"] == 4
 
 
 DYING = """
@@ -53,11 +65,13 @@ from tidings.spark.sweep import SweepFailed, results
 
 def task(point):
     time.sleep(60 * point["x"])
+    if point["x"] == 0:
+        raise ValueError
     return point
 
 try:
     with spark("local[1]") as session:
-        for some in results(session, task, [{"x": 0}, {"x": 1}]):
+        for some in results(session, task, [{"x": 0}, {"x": 0.01}, {"x": 1}]):
             os.kill(session.sparkContext._gateway.proc.pid, signal.SIGKILL)
 except SweepFailed as error:
     print(error)
@@ -66,7 +80,7 @@ except SweepFailed as error:
 
 def test_a_spark_that_dies_leaves_what_has_ended_and_says_so() -> None:
     run = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, timeout=120, check=True)
-    assert "1 of 2 points had ended and are kept" in run.stdout
+    assert "1 of 3 points had ended and are kept, 1 had failed" in run.stdout
 
 
 def hash_of(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,6 +107,15 @@ def test_a_campaign_on_spark_finds_what_it_finds_here_and_goes_on_where_it_stopp
     again = fleet.run("sprinkler", range(1, 2), master="local[2]", folder=tmp_path)
     assert again["already_in_ledger"] == 1
     assert fleet.totals(tmp_path)["seeds"] == 1
+
+
+def test_a_campaign_refuses_workers_with_other_code(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "code", lambda *modules, rooms: "edited")  # in this process, not in the workers
+    with pytest.raises(SweepFailed, match=r"than this command \(edited\)"):
+        fleet.run("sprinkler", range(1, 2), master="local[2]", folder=tmp_path)
+    assert fleet.totals(tmp_path)["runs"] == 0
 
 
 def fake_java(folder: Path, version: str) -> None:

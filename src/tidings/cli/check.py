@@ -70,12 +70,16 @@ def check(
     With --mutants the judges are judged: planted bugs must be caught.
     """
     if ledger:
+        if mutants or any(given is not None for given in (target, seeds, power_cuts, jobs, master)):
+            raise typer.BadParameter("--ledger sums up whatever has been run: beside it only --ledger-dir and --json")
         _ledger(ledger_dir, as_json)
         return
     if target is None:
         raise typer.BadParameter(
             "say what to check: sprinkler, cluster, spark or sink (or --ledger for all that has been checked)"
         )
+    if jobs is not None and (master is not None or target is not Target.sprinkler):
+        raise typer.BadParameter("--jobs is for a simulation without --master, which says itself how many: 'local[4]'")
     if mutants and target in (Target.spark, Target.sink):
         raise typer.BadParameter("--mutants is for sprinkler and cluster")
     if master is not None and (mutants or power_cuts is not None or target is not Target.sprinkler):
@@ -128,6 +132,8 @@ def _show(result: dict[str, Any], seeds: int) -> None:
         print("never reached:", goal)
     for violation in result["violations"]:
         print(f"VIOLATION of {violation['invariant']} with seed {violation['seed']}; replay: {violation['replay']}")
+        if violation["invariant"] == "exception":  # whoever replays it wants to see where it was raised
+            print(violation["detail"])
     hours = result["hours_simulated"]
     extent = f"{hours:.2f} hours simulated" if hours else f"{result['events']:,} events of real processes"
     print(f"{seeds} seeds, {extent}, {len(result['violations'])} violations")

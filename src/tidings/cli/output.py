@@ -64,7 +64,8 @@ def progress(text: str) -> Iterator[Progress | None]:
 
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    # Points may take minutes; rich's own 30 s would never hold two of them, and without two there is no speed.
+    with Bar(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=3600.0) as bar:
         task = bar.add_task(text, total=None)
 
         def report(done: int, total: int, what: str) -> None:

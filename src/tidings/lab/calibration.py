@@ -38,6 +38,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidings.client.connection import connect
+from tidings.core.errors import TidingsError
 from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.rows import CountedRows
 from tidings.lab import figures
@@ -356,6 +357,12 @@ def simulated(
         world.run(now)
     if world.failures:
         raise RuntimeError(world.failures[0].traceback)
+    if (arrived := sum(level.ends.values()) - len(level.ends)) < wanted:
+        raise TidingsError(
+            f"{proxies} proxies, {drivers} drivers each, simulated: of {wanted:,} events {arrived:,} had arrived after "
+            f"{now - begin:g} s, ten times as long as was published; a batch takes {model.replica.at(BATCH):g} s as "
+            "fitted, so measure again while nobody else uses the machine"
+        )
     return published / (level.moved - begin)
 
 

@@ -17,9 +17,8 @@ import statistics
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 from tidings.check import judge
@@ -386,12 +385,3 @@ def described(target: str, outcome: Mapping[str, Any]) -> list[dict[str, Any]]:
         {"seed": seed, "invariant": invariant, "detail": detail, "replay": replay}
         for invariant, detail in outcome["violations"]
     ]
-
-
-def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[dict[str, Any]]:
-    """Seeds, some at a time in processes of their own, as they end."""
-    if jobs == 1:
-        yield from map(run_seed, seeds)
-        return
-    with get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(run_seed, seeds)

@@ -7,8 +7,12 @@ stopped; without a master seeds are run again, because whoever asks for a seed b
 from __future__ import annotations
 
 import datetime
+import time
+import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -80,27 +84,44 @@ def _outcomes(
     target: str, seeds: range, done: set[int], jobs: int, master: str | None
 ) -> Iterator[list[dict[str, Any]]]:
     """Outcomes a few at a time, as seeds end."""
-    if target == "cluster":
+    if master is not None:
+        yield from _on_spark(master, target, [seed for seed in seeds if seed not in done])
+    elif jobs == 1 or target == "cluster":  # a cluster has processes of its own
         for seed in seeds:
-            yield [cluster_campaign.run_seed(seed)]
-    elif master is None:
-        for outcome in campaign.outcomes(seeds, jobs):
-            yield [outcome]
+            yield [attempt(target, seed)]
     else:
-        yield from _on_spark(master, [seed for seed in seeds if seed not in done])
+        with get_context("spawn").Pool(jobs) as pool:
+            for outcome in pool.imap_unordered(partial(attempt, target), seeds):
+                yield [outcome]
 
 
-def _on_spark(master: str, seeds: list[int]) -> Iterator[list[dict[str, Any]]]:
+def _on_spark(master: str, target: str, seeds: list[int]) -> Iterator[list[dict[str, Any]]]:
     from tidings.spark.session import spark
     from tidings.spark.sweep import results
 
     if seeds:
         with spark(master, "tidings check") as session:
-            yield from results(session, _task, [{"seed": seed} for seed in seeds])
+            points = [{"target": target, "seed": seed} for seed in seeds]
+            yield from results(session, _task, points, partial(code_of, target))
 
 
 def _task(point: Mapping[str, Any]) -> dict[str, Any]:
-    return campaign.run_seed(point["seed"])
+    return attempt(point["target"], point["seed"])
+
+
+def attempt(target: str, seed: int) -> dict[str, Any]:
+    """Run one seed. One that raises is violated: it counts, the others go on, and it can be replayed."""
+    kind = cluster_campaign if target == "cluster" else campaign
+    run_seed: Callable[[int], dict[str, Any]] = kind.run_seed
+    began = time.perf_counter()
+    try:
+        return run_seed(seed)
+    except Exception as problem:
+        return {
+            **{"seed": seed, "violations": [("exception", f"{problem!r}\n{traceback.format_exc()}")]},
+            **{"faults": {}, "reports": {}, "story": [], "wall_seconds": time.perf_counter() - began},
+            **dict.fromkeys(("sim_seconds", "events", "receipts", "clients", "regions"), 0),  # it has proved nothing
+        }
 
 
 def code_of(target: str) -> str:

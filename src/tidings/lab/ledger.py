@@ -48,7 +48,8 @@ class Ledger:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         rows, self._rows = self._rows, []
-        table = pa.Table.from_pylist([dict(row) for row in rows], schema=self.schema)
+        columns = dict.fromkeys(name for row in rows for name in row)  # Arrow itself looks at the first row only
+        table = pa.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows], schema=self.schema)
         part = self.folder / f"part-{time.time_ns():020d}-{os.getpid()}.parquet"
         hidden = part.with_name(f".{part.name}")
         pq.write_table(table, hidden)
@@ -76,14 +77,19 @@ def sources(*modules: str, rooms: tuple[str, ...] = ()) -> list[Path]:
     return sorted([*files, *[root / "lab" / f"{module}.py" for module in modules]])
 
 
-@cache
-def code(*modules: str, rooms: tuple[str, ...] = ()) -> str:
-    """A hash of `sources`."""
+def code_on_disk(*modules: str, rooms: tuple[str, ...] = ()) -> str:
+    """A hash of `sources` as they are now."""
     root = Path(tidings.__file__).parent
     digest = hashlib.blake2b(digest_size=8)
     for path in sources(*modules, rooms=rooms):
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+@cache
+def code(*modules: str, rooms: tuple[str, ...] = ()) -> str:
+    """The hash that this process goes by: of when it first asked, since it does not import again what is edited."""
+    return code_on_disk(*modules, rooms=rooms)
 
 
 @cache

@@ -2,27 +2,30 @@
 
 Every point is an independent run of ``task``, as a Spark task (spark/sweep.py); its rows go to Parquet under the hash
 of the code that made them, so that a study that was interrupted goes on, and one that has run is only judged again.
-The points of a study that measures this machine run one after another, before Spark is there.
+The points of a study that measures this machine run one after another, before Spark is there, and every time: a machine
+is busier one day than another. Their older rows stay as history.
 ``report`` asks its questions in SQL over a table ``results`` of exactly these points.
 """
 
 from __future__ import annotations
 
+import datetime
 import fcntl
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidings.core.errors import BadInput
+from tidings.core.errors import BadInput, TidingsError
 from tidings.lab.claims import Findings
-from tidings.lab.ledger import Ledger, code, commit
+from tidings.lab.ledger import Ledger, code, code_on_disk, commit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +41,7 @@ Sql: TypeAlias = Callable[[str], list[Row]]
 @dataclass(frozen=True)
 class Study:
     """``modules``: of the lab, besides the study's own, that decide what a task returns; ``rooms``: besides those of a
-    simulation. ``alone``: a point needs the whole machine."""
+    simulation. ``alone``: a point measures this machine, and needs all of it."""
 
     name: str
     points: Callable[[str], list[Point]]  # by scale; the costly ones first
@@ -80,44 +83,99 @@ def _run(
     studies: Sequence[Study], scale: str, out: Path, master: str, progress: Progress | None
 ) -> dict[str, Findings]:
     from tidings.spark.session import spark
-    from tidings.spark.sweep import results
+    from tidings.spark.sweep import PointsFailed, results
 
-    grids = {study.name: {_key(point): point for point in study.points(scale)} for study in studies}
-    ledgers = {study.name: Ledger(out / "results" / study.name) for study in studies}
-    known = {study.name: _known(ledgers[study.name], study.code) for study in studies}
-    open_points: list[dict[str, Any]] = [
-        {"study": study.name, "key": key, "task": study.task, "point": point}
-        for study in studies
-        for key, point in grids[study.name].items()
-        if key not in known[study.name]
-    ]
-    total = sum(map(len, grids.values()))
-    done = total - len(open_points)
-    codes = {study.name: study.code for study in studies}
+    under_way = {study.name: _UnderWay(study, scale, out) for study in studies}
+    total = sum(len(each.grid) for each in under_way.values())
 
     def keep(come: Sequence[Mapping[str, Any]]) -> None:
-        nonlocal done
-        for each in come:
-            ledgers[each["study"]].add(_rows(each, codes[each["study"]]))
-        done += len(come)
+        for found in come:
+            under_way[found["study"]].keep(found)
         if progress is not None:
+            done = sum(len(each.ended) for each in under_way.values())
             progress(done, total, f"{done} of {total} points")
 
-    alone = {study.name for study in studies if study.alone}
-    for each in [point for point in open_points if point["study"] in alone]:
-        keep([_attempt(each)])
-        ledgers[each["study"]].flush()
+    for each in under_way.values():
+        if each.study.alone:
+            for job in each.jobs():
+                keep([_measured(each, job)])
+                each.ledger.flush()
+    shared = [each for each in under_way.values() if not each.study.alone]
+    failed: PointsFailed | None = None
     with spark(master, "tidings lab") as session:
         try:
-            for come in results(session, _attempt, [point for point in open_points if point["study"] not in alone]):
+            for come in results(session, _attempt, [job for each in shared for job in each.jobs()], _version(shared)):
                 keep(come)
+        except PointsFailed as error:
+            failed = error  # those who have all of their points are judged first
         finally:
-            for ledger in ledgers.values():
-                ledger.flush()
-        return {
-            study.name: study.report(_sql(session, ledgers[study.name], study.code, grids[study.name]), scale, out)
-            for study in studies
+            for each in under_way.values():
+                each.ledger.flush()
+        found = {
+            name: each.study.report(_sql(session, each.rows()), scale, out)
+            for name, each in under_way.items()
+            if each.ended == each.grid.keys()
         }
+    if failed is not None:
+        raise PointsFailed("\n".join([str(failed), *_verdicts(found, out)])) from failed
+    return found
+
+
+class _UnderWay:
+    """A study that runs: its grid, which of its points have ended, and the ledger that has their rows."""
+
+    def __init__(self, study: Study, scale: str, out: Path) -> None:
+        self.study = study
+        self.code = study.code
+        self.began = datetime.datetime.now(datetime.UTC)
+        self.grid = {_key(point): point for point in study.points(scale)}
+        self.ledger = Ledger(out / "results" / study.name)
+        known = pa.table({}) if study.alone else self.rows()
+        self.ended: set[str] = set(known["key"].to_pylist()) if known.num_rows else set()
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """What is still to be run."""
+        return [
+            {"study": self.study.name, "key": key, "task": self.study.task, "point": point}
+            for key, point in self.grid.items()
+            if key not in self.ended
+        ]
+
+    def keep(self, found: Mapping[str, Any]) -> None:
+        """The rows of one point, with where they come from."""
+        origin = {
+            **{"key": found["key"], "code": self.code, "commit": commit()},
+            **{"ran_at": self.began, "cpu_seconds": found["cpu_seconds"]},
+        }
+        self.ledger.add({**origin, **found["point"], **row} for row in found["rows"])
+        self.ended.add(found["key"])
+
+    def rows(self) -> pa.Table:
+        """What the ledger has of these points: by this code, and of a machine only what was measured now."""
+        table = self.ledger.table()
+        if not table.num_rows:
+            return table
+        mine: dict[str, list[Any]] = {"code": [self.code], "key": list(self.grid)}
+        if self.study.alone:
+            mine["ran_at"] = [self.began]
+        for name, values in mine.items():
+            table = table.filter(pc.is_in(table[name], value_set=pa.array(values, table[name].type)))
+        return table
+
+
+def _version(studies: Iterable[_UnderWay]) -> Callable[[], str]:
+    """What a process has of the code that decides the results of some studies, asked here and in Spark's workers."""
+    modules = sorted({module for each in studies for module in each.study.modules})
+    rooms = sorted({room for each in studies for room in each.study.rooms})
+    return partial(code, *modules, rooms=tuple(rooms))
+
+
+def _verdicts(found: Mapping[str, Findings], out: Path) -> Iterator[str]:
+    """In a line, for whoever gets an error instead of findings."""
+    if found:
+        counts = {name: (sum(claim.holds for claim in each.claims), len(each.claims)) for name, each in found.items()}
+        told = [f"{name} ({held} of {claims} claims hold)" for name, (held, claims) in counts.items()]
+        yield f"judged all the same, figures in {out}: {', '.join(told)}"
 
 
 def _key(point: Point) -> str:
@@ -132,26 +190,20 @@ def _attempt(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"study": job["study"], "key": job["key"], "point": job["point"], "rows": rows, "cpu_seconds": seconds}
 
 
-def _rows(found: Mapping[str, Any], code: str) -> Iterator[Row]:
-    """The rows of one point, with where they come from."""
-    for row in found["rows"]:
-        origin = {"key": found["key"], "code": code, "commit": commit(), "cpu_seconds": found["cpu_seconds"]}
-        yield {**origin, **found["point"], **row}
+def _measured(each: _UnderWay, job: Mapping[str, Any]) -> dict[str, Any]:
+    """A point of a study that is alone. The processes it starts read the sources anew, so nobody may edit them."""
+    found = _attempt(job)
+    if (now := code_on_disk(*each.study.modules, rooms=each.study.rooms)) != each.code:
+        raise TidingsError(
+            f"study {each.study.name}: its code was edited while it ran (hash {now}, {each.code} when it began): "
+            "give the same command again, and edit nothing meanwhile"
+        )
+    return found
 
 
-def _known(ledger: Ledger, code: str) -> set[str]:
-    """Keys of the points that this code has run."""
-    table = ledger.table()
-    if not table.num_rows:
-        return set()
-    return set(table.filter(pc.equal(table["code"], code))["key"].to_pylist())
-
-
-def _sql(session: SparkSession, ledger: Ledger, code: str, grid: Mapping[str, Point]) -> Sql:
-    """Questions over the rows of these points."""
-    table = ledger.table()
-    wanted = pc.and_(pc.equal(table["code"], code), pc.is_in(table["key"], value_set=pa.array(list(grid))))
-    session.createDataFrame(table.filter(wanted)).createOrReplaceTempView("results")
+def _sql(session: SparkSession, rows: pa.Table) -> Sql:
+    """Questions over some rows."""
+    session.createDataFrame(rows).createOrReplaceTempView("results")
 
     def ask(query: str) -> list[Row]:
         return [row.asDict(recursive=True) for row in session.sql(query).collect()]
