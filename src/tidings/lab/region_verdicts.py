@@ -482,13 +482,13 @@ def saturated(row: Row) -> bool:
 def _climbs(loads: list[Row]) -> Claim:
     mine = [row for row in loads if row["fanout"] == 4]
     full = next((at for at, row in enumerate(mine) if saturated(row)), len(mine))
-    rising = all(one["throughput"] < other["throughput"] for one, other in itertools.pairwise(mine[: full + 1]))
+    rising = all(one["throughput"] < other["throughput"] for one, other in itertools.pairwise(mine[:full]))
     carried = max(row["goodput"] for row in mine)
     return Claim(
         "SP4.saturation",
         "Throughput climbs with the load until it is saturated.",
-        "at F=4 more throughput with every higher load up to the first that is not kept up with, and from there on no "
-        "less than 90 % of the most that was carried",
+        "at F=4 more throughput with every higher load that is kept up with, and beyond these no less than 90 % of the "
+        "most that was carried",
         ", ".join(f"{row['load']:.2f}: {row['throughput'] / 1e6:.2f} M/s" for row in mine)
         + ("" if full < len(mine) else "; it keeps up with all of them"),
         rising and all(row["throughput"] >= 0.9 * carried for row in mine[full:]),
