@@ -32,6 +32,8 @@ def chains(**late: float) -> list[Row]:
 def test_a_chain_that_stands_still_for_longer_than_its_timeouts_differs(tmp_path: Path) -> None:
     assert verdicts(beyond.report_failover, chains(), tmp_path) == {"ours.chain": True}
     assert verdicts(beyond.report_failover, chains(middle=4.0), tmp_path) == {"ours.chain": False}
+    assert verdicts(beyond.report_failover, chains(head=2.9), tmp_path) == {"ours.chain": False}
+    assert verdicts(beyond.report_failover, chains(tail=2.9), tmp_path) == {"ours.chain": True}, "asked the dead one"
 
 
 @pytest.mark.parametrize(("late", "bad", "holds"), [(0.015, 0, True), (0.025, 0, False), (0.015, 1, False)])
