@@ -367,23 +367,20 @@ READING_COLORS = {
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 
 
+def _throughput(axes: Axes, places: list[float], line: list[Row], color: str, dash: Any, label: str) -> None:
+    """A line of what clients receive, with the spread over the seeds."""
+    rates, spread = ([row[name] / 1e6 for row in line] for name in ("throughput", "sd"))
+    axes.errorbar(places, rates, spread, color=color, linestyle=dash, marker="o", markersize=4, capsize=3, label=label)
+
+
 def paint_fanout(settings: list[Row], axes: Axes) -> None:
     """Figure 5b: throughput by fanout, a line per reading and shuffle time, with the spread over the seeds."""
     shuffles = [each(row["shuffle"] for row in settings) for each in (min, max)]
     for at, (reading, color) in enumerate(READING_COLORS.items()):
         for shuffle, dash in zip(shuffles, DASHES, strict=False):
             line = [row for row in settings if row["reading"] == reading and row["shuffle"] == shuffle]
-            axes.errorbar(
-                [row["fanout"] + 0.06 * (at - 1.5) for row in line],  # side by side: several carry all of it
-                [row["throughput"] / 1e6 for row in line],
-                [row["sd"] / 1e6 for row in line],
-                color=color,
-                linestyle=dash,
-                marker="o",
-                markersize=4,
-                capsize=3,
-                label=f"{reading}, {_ms(shuffle)}",
-            )
+            places = [row["fanout"] + 0.06 * (at - 1.5) for row in line]  # side by side: several carry all of it
+            _throughput(axes, places, line, color, dash, f"{reading}, {_ms(shuffle)}")
     offered = settings[0]["offered"] / 1e6
     fanouts = sorted({row["fanout"] for row in settings})
     figures.expect(axes, (fanouts[0], fanouts[-1]), offered, "offered load")
@@ -405,17 +402,9 @@ def paint_shuffle(settings: list[Row], axes: Axes) -> None:
         for fanout, color in FANOUT_COLORS.items():
             line = [row for row in settings if row["reading"] == reading and row["fanout"] == fanout]
             if line:
-                axes.errorbar(
-                    [1000 * row["shuffle"] * 1.02 ** (fanout - 4) for row in line],  # side by side
-                    [row["throughput"] / 1e6 for row in line],
-                    [row["sd"] / 1e6 for row in line],
-                    color=color,
-                    linestyle=dash,
-                    marker="o",
-                    markersize=4,
-                    capsize=3,
-                    label=f"F={fanout}" + ("" if reading == PRODUCT else ", taken literally"),
-                )
+                places = [1000 * row["shuffle"] * 1.02 ** (fanout - 4) for row in line]  # side by side
+                label = f"F={fanout}" + ("" if reading == PRODUCT else ", taken literally")
+                _throughput(axes, places, line, color, dash, label)
     offered = settings[0]["offered"] / 1e6
     figures.expect(axes, (27, 330), offered, "offered load")
     axes.set_ylim(0, 1.15 * offered)
