@@ -29,8 +29,8 @@ from tidings.core.span import Span
 from tidings.protocols.catalog import DeclareLost
 from tidings.protocols.chain import ChainSettings, Install
 from tidings.protocols.client import ReadAsOf
-from tidings.protocols.configuration import Change, Configuration
-from tidings.protocols.kernel import Effects, Received
+from tidings.protocols.configuration import Change, Configuration, Promote
+from tidings.protocols.kernel import Effects, Received, Send
 from tidings.protocols.log import Installed
 from tidings.protocols.messages import Know
 from tidings.protocols.publishing import PublishSettings
@@ -45,6 +45,7 @@ SECONDS = 24.0
 HEAL = 17.0
 EVENTS = 3_600  # nominal, so that at least 2,000 are published whatever breaks
 LONG = 6.0  # seconds of an aimed outage: far beyond the 1.5 s of silence after which a replica is removed
+REPLICATED = 0.004  # seconds; ours: a sync (0.5 ms and more) and a hop (1 ms), and less than a whole chain takes
 FAST = 4.0  # seconds that a fast clock is ahead: more than the silence after which another head takes over
 TTL = 3600.0
 
@@ -226,8 +227,36 @@ def _sleep(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
     """A role of a chain sleeps until it is removed, and wakes up as if nothing had been."""
     role, region = rng.choice(["head", "middle", "tail"]), _region(deployment, rng)
     if len(deployment.membership(region).replicas) > 1:
-        deployment.world.pause(deployment.resolve(f"{region}/{role}"), LONG)
+        node = deployment.resolve(f"{region}/{role}")
+        if role == "head":
+            _Interrupted(deployment, node, 1.0, LONG)
+        else:
+            deployment.world.pause(node, LONG)
         hits.append(f"{role} sleeps")
+
+
+class _Interrupted:
+    """A head falls asleep while it moves a sink's batch to its stream, if it does so in time: others have to go on."""
+
+    def __init__(self, deployment: Deployment, head: NodeId, latest: float, seconds: float) -> None:
+        self.deployment = deployment
+        self.world = deployment.world
+        self.head = head
+        self.seconds = seconds
+        self.asleep = False
+        self.world.observers.append(self)
+        self.world.listen()
+        self.world.at(self.world.now + latest, self._sleep)
+
+    def on_report(self, time: float, node: NodeId, name: str, value: float) -> None:
+        """A record of a batch is written, and it is not the last: let it reach the next replica, not more."""
+        if name == "sink_moved" and node == self.head and self.deployment.proxy(node).sinks.moving:
+            self.world.at(time + REPLICATED, self._sleep)
+
+    def _sleep(self) -> None:
+        if not self.asleep:
+            self.asleep = True
+            self.world.pause(self.head, self.seconds)
 
 
 def _hurry(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
@@ -236,7 +265,7 @@ def _hurry(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
     head = deployment.resolve(f"{region}/head")
     if len(deployment.membership(region).replicas) > 1:
         world.set_clock(head, FAST)
-        world.at(world.now + 0.5, partial(world.pause, head, LONG - 0.5))
+        _Interrupted(deployment, head, 0.5, LONG - 0.5)
         world.at(world.now + 1.0, partial(world.set_clock, head))
         hits.append("head with a fast clock sleeps")
 
@@ -341,16 +370,37 @@ class _Deaf(_Orphan):
 
 
 class _Forgetful(_Orphan):
-    """The tail restarts while the service sleeps over its wish that the newcomer be promoted."""
+    """The tail restarts, then loses the newcomer, and only then its wish that the newcomer be promoted arrives.
+
+    It is proven by then, so nothing but the token on its disk keeps it from committing what the newcomer never gets.
+    """
+
+    wish: Promote | None = None
+
+    def on_step(self, time: float, node: NodeId, incarnation: int, input: Any, effects: Effects) -> None:
+        """The tail wishes; the network keeps it for a while."""
+        if self.done and self.wish is None and node == self.seniors[-1]:
+            wishes = [effect.message for effect in effects if type(effect) is Send]
+            self.wish = next((wish for wish in wishes if isinstance(wish, Promote)), None)
 
     def mishap(self) -> None:
-        world, tail = self.world, self.seniors[-1]
-        blocks = world.partition([tail], [self.newcomer], one_way=True)
-        world.pause(self.deployment.services[self.region], 0.6)
+        world, tail, service = self.world, self.seniors[-1], self.deployment.services[self.region]
+        unheard = world.partition([tail], [service], one_way=True)
         world.at(world.now + 0.4, partial(world.crash, tail))
+        world.at(world.now + 0.4, partial(world.rejoin, unheard))
         world.at(world.now + 0.45, partial(world.restart, tail))
-        world.at(world.now + 0.62, self._silence)
-        world.at(world.now + 1.2, partial(world.rejoin, blocks))
+        world.at(world.now + 0.55, self._part)
+        world.at(world.now + 1.0, self._arrive)
+        world.at(world.now + 1.02, self._silence)
+
+    def _part(self) -> None:
+        blocks = self.world.partition([self.seniors[-1]], [self.newcomer], one_way=True)
+        self.world.at(self.world.now + 0.65, partial(self.world.rejoin, blocks))
+
+    def _arrive(self) -> None:
+        if self.wish is not None:
+            late = Received(self.seniors[-1], self.wish)
+            self.world.inject(self.world.now, self.deployment.services[self.region], cast(Any, late))
 
 
 class _Rash(_Orphan):
