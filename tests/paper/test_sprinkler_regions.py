@@ -222,7 +222,8 @@ def test_a1_20_each_proxy_periodically_broadcasts_its_progress_on_each_stream_to
     region = Region(own=5)
     tick = AdvertiseTick(region.generation)
     effects = region._advertise_tick(region.generation)
-    advert = Advertise(Membership("z", 1, ("z0",)), {"s": 5})  # of the other stream there is nothing yet
+    epochs = {"w": 1, "x": 1, "y": 1}
+    advert = Advertise(Membership("z", 1, ("z0",)), {"s": 5}, {}, epochs)  # of the other stream there is nothing yet
     assert effects == [SetTimer(1.0, tick), *[Send(to, advert) for to in ("w0", "x0", "x1", "y0")]]
 
 
@@ -235,6 +236,19 @@ def test_a1_41_a_new_tail_advertises_at_once_and_a_new_head_asks_for_advertiseme
     kinds = [(to, type(message)) for to, message in sends(effects)]
     assert kinds == [(peer, kind) for kind in (Advertise, Solicit) for peer in ("w0", "x0", "x1", "y0")]
     assert [type(message) for _, message in sends(region.hears(3.1, "x0", Solicit()))] == [Advertise]
+
+
+def test_a1_41_a_new_tail_that_knows_an_old_chain_only_is_told_of_the_new_one_by_whoever_is_left() -> None:
+    region = Region(own=5)
+    chain = Membership("z", 3, ("z1", "z0", "z2"))
+    newcomer = Advertise(Membership("y", 2, ("y1",)), {"s": 5}, {}, {"z": 1})
+    region.reconfigure(1.0, chain, is_head=False, is_tail=False)
+    assert sends(region.hears(1.1, "y1", newcomer)) == [("y1", Advertise(chain, {}))]
+    told = Advertise(newcomer.membership, {"s": 5}, {}, {"z": 3})
+    assert region.hears(1.2, "y1", told) == [], "who knows is not told again"
+    region.reconfigure(2.0, Membership("z", 4, ("z1", "z0")), is_head=False, is_tail=True)
+    [(to, answer)] = sends(region.hears(2.1, "y1", told))
+    assert to == "y1" and isinstance(answer, Advertise) and answer.horizons == {"s": 5}, "a tail says what it has, too"
 
 
 def test_a1_42_when_a_source_hands_over_to_a_new_tail_the_subscription_moves_at_once() -> None:

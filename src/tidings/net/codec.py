@@ -416,7 +416,9 @@ CHECKS: dict[type, Check] = {
     views.View: lambda view: _sound(view.membership) and _natural([age for _, age in view.entries]),
     configuration.Current: lambda current: _sound(current.membership),
     publishing.NotHead: lambda answer: _sound(answer.membership),
-    interregion.Advertise: lambda advert: _sound(advert.membership) and _natural(advert.horizons.values()),
+    interregion.Advertise: lambda advert: (
+        _sound(advert.membership) and _natural([*advert.horizons.values(), *advert.known.values()])
+    ),
     subscriptions.Learn: lambda command: _sound(command.membership),
     catalog.Description: lambda told: all([_sound(each) for each in told.memberships]),
     receipts.Receipts: lambda message: all([each.sound for each in message.receipts]),

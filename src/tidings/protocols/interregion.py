@@ -47,16 +47,18 @@ from tidings.protocols.messages import Done, Know
 class Advertise(Message, frozen=True, gc=False):
     """A region's progress in all streams (its cnt vector, A1.20), and who it is made of.
 
-    The receiving head subscribes to the sender for the streams in which that pays.
+    The receiving head subscribes to the sender for the streams in which that pays. Whoever belongs to a newer chain
+    than the sender believes says so: else a new tail that knows only replicas of long ago would never find their head.
     """
 
     membership: Membership
     horizons: dict[StreamId, int]
     asofs: dict[StreamId, int] = msgspec.field(default_factory=dict)  # those that lie beyond the horizon
+    known: dict[RegionId, int] = msgspec.field(default_factory=dict)  # epochs of the other regions' chains
 
     @property
     def wire_size(self) -> int:  # type: ignore[override]
-        return 64 + 16 * (len(self.horizons) + len(self.asofs))
+        return 64 + 16 * (len(self.horizons) + len(self.asofs) + len(self.known))
 
 
 class Solicit(Message, frozen=True, gc=False):
@@ -235,7 +237,7 @@ class InterRegion:
         known = {stream: self.histories[stream] for stream in self.streams}
         horizons = {stream: history.horizon for stream, history in known.items() if history.horizon > FIRST}
         asofs = {stream: history.floor for stream, history in known.items() if history.floor > history.horizon}
-        return Advertise(self.membership, horizons, asofs)
+        return Advertise(self.membership, horizons, asofs, {name: peer.epoch for name, peer in self.peers.items()})
 
     def _advertise_tick(self, generation: int) -> list[Effect]:
         if generation != self.generation:
@@ -305,11 +307,19 @@ class InterRegion:
             return [Report("bad_message")]
         if advert.membership.epoch > peer.epoch:
             self.peers[peer.region] = advert.membership
+        introduction = self._introduce(src, advert.known)
         if not self.is_head or advert.membership.epoch < self.peers[peer.region].epoch:
-            return NOTHING
+            return introduction
         if self.adopting and src == advert.membership.tail:  # others pass on who is there, not what they have
             self.adverts[peer.region] = advert
-        return self.receive_advertisement(now, src, peer.region, advert.horizons)
+        return [*introduction, *self.receive_advertisement(now, src, peer.region, advert.horizons)]
+
+    def _introduce(self, src: NodeId, known: Mapping[RegionId, int]) -> list[Effect]:
+        """Say who forms this region's chain to whoever believes in an older one."""
+        mine = self.membership
+        if mine is None or known.get(self.region, mine.epoch) >= mine.epoch:
+            return []
+        return [Send(src, self._advertisement() if self.is_tail else Advertise(mine, {})), Report("introduced")]
 
     def receive_advertisement(
         self, now: Time, src: NodeId, region: RegionId, horizons: Mapping[StreamId, int]
