@@ -68,15 +68,45 @@ def test_settings_are_ranked_by_what_arrives_then_by_latency_and_noise_decides_n
     assert [row["fanout"] for row in order] == [5, 4, 2, 8] and tied == {5}
 
 
+@pytest.mark.parametrize(("few", "many", "holds"), [(1.0, 0.8, True), (1.0, 1.0, False), (0.8, 0.8, False)])
+def test_a_large_fanout_hurts_only_if_it_does(few: float, many: float, holds: bool) -> None:
+    claim = region_verdicts._large([setting(4, 0.3, few, 0.1), setting(8, 0.3, many, 0.1)], "quick")
+    assert claim.holds is holds and bool(claim.why) is (many == 1.0), "no reason that the data does not show"
+
+
 @pytest.mark.parametrize(
-    ("many", "uplink", "holds", "why"),
-    [(0.8, 26e6, True, ""), (1.0, 26e6, False, "208 Mb/s at F=4 and 208"), (1.0, 60e6, False, "")],
+    ("uplink", "holds", "why"), [(120e6, True, ""), (26e6, False, "1.00 times as much"), (60e6, False, "")]
 )
-def test_a_large_fanout_hurts_only_if_it_does(many: float, uplink: float, holds: bool, why: str) -> None:
-    rows = [setting(4, 0.3, 1.0, 0.1), {**setting(8, 0.3, many, 0.1), "uplink": uplink}]
-    claim = region_verdicts._large(rows, "quick")
+def test_uplinks_are_exhausted_only_if_clients_send_so_much(uplink: float, holds: bool, why: str) -> None:
+    rows = [setting(4, 0.3, 1.0, 0.1), {**setting(8, 0.3, 0.8, 0.1), "uplink": uplink}]
+    claim = region_verdicts._uplinks(rows, "quick")
     assert claim.holds is holds
     assert why in claim.why and bool(claim.why) is bool(why), "no reason that the data does not show"
+
+
+@pytest.mark.parametrize(
+    ("shares", "late", "holds", "why"),
+    [
+        ((1.0, 1.0, 1.0), (0.1, 0.2, 0.3), True, ""),
+        ((1.0, 0.9, 1.0), (0.1, 0.2, 0.3), False, "the throughput of fast-uplink, F=4, 100 ms against 300 ms"),
+        ((1.0, 1.0, 1.0), (0.1, 0.3, 0.2), False, "the latency of fast-uplink, F=4, 100 ms against 300 ms"),
+        ((1.0, 1.0, 1.0), (0.1, 0.101, 0.1), False, ""),
+    ],
+)
+def test_a_shorter_shuffle_time_helps_only_if_it_does_at_each_step(
+    shares: tuple[float, ...], late: tuple[float, ...], holds: bool, why: str
+) -> None:
+    paper = [setting(4, 0.03, 1.0, 0.3, NO_PROBE), setting(4, 0.3, 1.0, 0.5, NO_PROBE)]
+    rows = [setting(4, *each) for each in zip((0.03, 0.1, 0.3), shares, late, strict=True)]
+    claim = region_verdicts._shuffle([*rows, *paper])
+    assert claim.holds is holds and why in claim.why and bool(claim.why) is bool(why)
+
+
+def test_a_shorter_shuffle_time_that_helps_only_those_who_probe_does_not_help() -> None:
+    rows = [setting(4, 0.03, 1.0, 0.1), setting(4, 0.3, 1.0, 0.2)]
+    paper = [setting(4, 0.03, 0.95, 0.3, NO_PROBE), setting(4, 0.3, 0.99, 0.5, NO_PROBE)]
+    claim = region_verdicts._shuffle([*rows, *paper])
+    assert not claim.holds and f"{NO_PROBE}, F=4, 30 ms against 300 ms" in claim.why
 
 
 @pytest.mark.parametrize(("larger", "holds"), [(0.9, True), (1.0, False)])
@@ -87,9 +117,23 @@ def test_four_is_the_most_that_uplinks_carry_only_if_larger_fanouts_do_not_keep_
 
 
 def test_catching_up_is_throughput_above_the_load_where_it_is_kept_up_with() -> None:
-    rows = [setting(4, 0.03, 1.01, 0.1), setting(8, 0.3, 0.9, 0.1)]
-    assert region_verdicts._catch_up(rows).holds, "who falls behind is no witness"
-    assert not region_verdicts._catch_up([setting(4, 0.03, 0.9995, 0.1)]).holds
+    behind = setting(8, 0.3, 0.9, 0.1)
+    above = [setting(4, 0.03, 1.01, 0.1), setting(4, 0.3, 1.012, 0.1)]
+    assert region_verdicts._catch_up([*above, behind]).holds, "who falls behind is no witness"
+    noise = region_verdicts._catch_up([setting(4, 0.03, 0.99, 0.1), setting(4, 0.3, 1.02, 0.1)])
+    assert not noise.holds and "two standard errors" in noise.why
+    below = region_verdicts._catch_up([setting(4, 0.03, 0.981, 0.1), setting(4, 0.3, 0.982, 0.1)])
+    assert not below.holds and not below.why, "no reason that the data does not show"
+
+
+@pytest.mark.parametrize(("long", "depends"), [(4, True), (8, False)])
+def test_the_best_fanout_depends_on_the_shuffle_time_only_if_it_does(long: int, depends: bool) -> None:
+    def sql(query: str) -> list[dict[str, Any]]:
+        first = long if "in (0.3)" in query else 8
+        return [{**row, "share": 1.0, "latency": 0.1 + 0.1 * (row["fanout"] != first)} for row in by_fanout(f4=0, f8=0)]
+
+    claim = region_verdicts._best(sql, "quick")
+    assert not claim.holds and ("depends" in claim.why) is depends
 
 
 def test_throughput_climbs_up_to_saturation_and_does_not_fall_after_it() -> None:
@@ -97,7 +141,8 @@ def test_throughput_climbs_up_to_saturation_and_does_not_fall_after_it() -> None
         rows = [{**setting(4, 0.03, kept, 0.1), "load": at + 1.0} for at, (kept, _) in enumerate(carried)]
         return [{**row, "throughput": rate, "goodput": rate} for row, (_, rate) in zip(rows, carried, strict=True)]
 
-    assert region_verdicts._climbs(loads((1.0, 1e6), (1.0, 2e6))).holds
+    unreached = region_verdicts._climbs(loads((1.0, 1e6), (1.0, 2e6)))
+    assert not unreached.holds and "Not reached: 2.00 M/s" in unreached.why
     assert not region_verdicts._climbs(loads((1.0, 5e6), (1.0, 1e6))).holds
     assert region_verdicts._climbs(loads((1.0, 1e6), (0.9, 2e6), (0.6, 1.9e6))).holds
     assert not region_verdicts._climbs(loads((1.0, 1e6), (0.9, 2e6), (0.6, 1e6))).holds
@@ -185,9 +230,10 @@ def test_latency_counts_below_saturation_only() -> None:
         ((1.0, 0.16), (1.0, 0.16), False, ""),
         ((1.0, 0.16), (1.0, None), False, "the probe repairs it"),
         ((0.9, 0.16), (0.9, 0.16), True, ""),
+        ((0.9, 0.16), (1.0, 0.16), False, ""),
     ],
 )
-def test_a_small_fanout_hurts_by_the_products_reading_and_the_probe_is_named_where_it_is_why(
+def test_a_small_fanout_hurts_with_the_probe_and_without_and_the_probe_is_named_where_it_is_why(
     product: tuple[float, float], without: tuple[float, float | None], holds: bool, why: str
 ) -> None:
     rows = [setting(2, 0.03, 1.0, 0.14), setting(2, 0.3, *product), setting(2, 0.03, 1.0, 0.15, NO_PROBE)]
