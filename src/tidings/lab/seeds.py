@@ -2,11 +2,11 @@
 
 Everything is drawn from the seed. Three moods: *calm* (nothing breaks, and then speed is demanded too), *aimed* (one
 fault at a time, each at a weak spot, so that recovery has to be quick) and *swarm* (sim/faults.py, plus aimed faults).
-Aimed faults are what chance alone seldom brings: a head, middle or tail that sleeps until it is removed, perhaps a head
-whose clock was fast, or that was amid a sink's batch; a head that is cut off from its chain, goes on taking events alone and is then removed; a newcomer
-whose seniors all fall silent just when it gets the token, or is a member at last; a replica that comes back at once,
-with the disk it had a second ago; a link between regions that fails,
-perhaps one way only, perhaps for most of the run; a region whose members nod off again and again.
+Aimed faults are what chance alone seldom brings: a head, middle or tail that sleeps until it is removed, a head perhaps
+amid a sink's batch or with a clock that was fast; a head that is cut off from its chain, goes on taking events alone
+and is then removed; a newcomer whose seniors all fall silent just when it gets the token, or is a member at last; a
+replica that comes back at once, with the disk it had a second ago; a link between regions that fails, perhaps one way
+only, perhaps for most of the run; a region whose members nod off again and again.
 
 Worlds are as small as they may be, because most of a seed's time goes into what members tell each other: about ten
 clients, and batches that make a few hundred records of a few thousand events.
