@@ -11,14 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_struct
 
-from tidings.lab import experiments, ledger, link_cut, real_cut
+from tidings.lab import calibration_verdicts, experiments, ledger, link_cut, real_cut
+from tidings.lab.calibration import Line, Model
 from tidings.lab.claims import Claim
 from tidings.lab.evidence import Evidence, Receipt, Sent
 from tidings.lab.link_cut import BIN, REGIONS, STREAM, Latency, Observed, Rates, Silence, Timeline
 from tidings.lab.real_cut import Measured
 from tidings.net.loop import run as run_loop
-from tidings.sim.measured import MEASURED
+from tidings.sim.measured import HOP, MEASURED
 
 TIME = Timeline(10.0, math.inf, math.inf, 17.0, 25.0, 1.0)
 BINS = 50
@@ -162,7 +164,44 @@ def test_both_sides_have_the_same_links_rates_and_settings() -> None:
     }
     assert sorted(each.name for order in others for each in order.subscribers) == sorted(home)
     assert [region.clients for region in simulated.regions] == [list(home.values()).count(name) for name in REGIONS]
-    assert simulated.service == MEASURED
+
+
+def test_the_simulated_side_has_what_the_calibration_it_is_a_part_of_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[real_cut.Machine] = []
+
+    def simulations(times: tuple[float, float, float], machine: real_cut.Machine) -> list[Observed]:
+        asked.append(machine)
+        return [observed()]
+
+    monkeypatch.setattr(real_cut, "simulations", simulations)
+    monkeypatch.setattr(real_cut, "read", lambda sql: Measured(observed(), 0.7, 0.1, 0.02))
+    model = Model(Line(100e-6, 5e-9), 50e-6, Line(300e-6, 4e-9), 0.0)
+    calibration_verdicts.FITTED[tmp_path] = model
+    with_it, alone = (real_cut.report(lambda query: [], "quick", tmp_path) for _ in range(2))
+    assert (asked[0].service, asked[0].hop) == (model.service, 0.0)
+    assert (asked[1].service, asked[1].hop) == (MEASURED, HOP)
+    for found, said in (
+        (with_it, "in this run: 100 µs per batch, 50 µs per wake, 0 µs per hop"),
+        (alone, "earlier: 218"),
+    ):
+        assert all(said in claim.simulated for claim in found.claims if claim.id.endswith(".model"))
+
+
+def test_the_calibration_reports_before_what_takes_its_model() -> None:
+    studies = [each.study for each in experiments.EXPERIMENTS.values() if each.paper == calibration_verdicts.PAPER_NAME]
+    assert list(dict.fromkeys(studies)) == ["drivers", "real-link-cut"]
+
+
+def test_a_simulated_machine_is_as_fast_as_it_was_measured() -> None:
+    times = (4.0, 5.0, 7.0)
+    machine = real_cut.Machine(replace_struct(MEASURED, per_batch=5e-3), 0.0)
+    made = real_cut.scenario(times, 1, machine=machine)
+    assert made.service == machine.service and {region.latency for region in made.regions} == {0.0}
+    slow, kept = (link_cut.observe(each, 0, publishers=False) for each in (made, real_cut.scenario(times, 1)))
+    level = real_cut._level("r2", "before")
+    assert level(slow) > level(kept) + 5e-3
 
 
 def test_the_simulated_run_beside_it_is_the_one_whose_cut_was_noticed_as_soon() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tidings.core.errors import BadInput
-from tidings.lab import beyond, calibration, collection, link_verdicts, real_cut, region_verdicts, study
+from tidings.lab import beyond, calibration_verdicts, collection, link_verdicts, real_cut, region_verdicts, study
 from tidings.lab.claims import Experiment
 from tidings.sim.run import Progress
 
-MODULES = (region_verdicts, link_verdicts, collection, beyond, calibration, real_cut)
+MODULES = (region_verdicts, link_verdicts, collection, beyond, calibration_verdicts, real_cut)
 STUDIES = {each.name: each for module in MODULES for each in module.STUDIES}
 EXPERIMENTS: dict[str, Experiment] = {each.id: each for module in MODULES for each in module.EXPERIMENTS}
 

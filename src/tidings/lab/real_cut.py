@@ -7,7 +7,8 @@ each other). No head dies. The links are shaped by the replicas themselves (net/
 
 Time is that of the run, moved so that the cut is where the plan has it. Latency of a batch is from the publisher's call
 until the last client of all regions has it; the simulation's is from the moment when the head numbers it. The
-simulation has the same regions, links, rates and clients, and the measured service times (sim/measured.py).
+simulation has the same regions, links, rates and clients, and the service times and the hop that the calibration has
+measured which this is a part of; run without it, those that are kept (sim/measured.py).
 
 A cut is noticed when other regions advertise, once a period, and where in that period it falls is chance in a real run.
 So there are several simulated runs, by phase and seed: the one that stands beside the real run is that whose two flows
@@ -34,7 +35,7 @@ from tidings.client.connection import connect
 from tidings.core.ids import RegionId, StreamId
 from tidings.lab import figures, link_cut, link_verdicts
 from tidings.lab.bench_cluster import Usage, replica_pids
-from tidings.lab.calibration import NEAR, PAPER_NAME, ROOMS
+from tidings.lab.calibration_verdicts import FITTED, NEAR, PAPER_NAME, ROOMS
 from tidings.lab.claims import Claim, Experiment, Findings
 from tidings.lab.cluster_load import Order, Publishing, Subscribing, Worker
 from tidings.lab.evidence import Evidence
@@ -45,7 +46,7 @@ from tidings.net.loop import run as run_loop
 from tidings.server import plan as plans
 from tidings.server.local import LocalCluster
 from tidings.sim.measured import HOP, MEASURED
-from tidings.sim.scenario import Cut, Disk, Heal, Link, Protocol, Publisher, Region, Run, Scenario, Stream
+from tidings.sim.scenario import Cut, Disk, Heal, Link, Protocol, Publisher, Region, Run, Scenario, Service, Stream
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,12 +69,39 @@ def settings() -> dict[str, Any]:
     return {name: getattr(one, name) for name in names} | {"recv_rows": RECV}
 
 
-def scenario(times: tuple[float, float, float], clients: int = CLIENTS, later: float = 0.0) -> Scenario:
+@dataclass(frozen=True)
+class Machine:
+    """What the simulation knows of the machine."""
+
+    service: Service = MEASURED
+    hop: float = HOP  # seconds, one way
+    measured: str = "earlier"  # when
+
+    @classmethod
+    def of(cls, out: Path) -> Machine:
+        """What the run that reports there has just measured, or else what is kept."""
+        model = FITTED.pop(out, None)
+        return cls() if model is None else cls(model.service, model.hop, "in this run")
+
+    @property
+    def told(self) -> str:
+        """In words."""
+        costs = [seconds * 1e6 for seconds in (self.service.per_batch, self.service.per_wake, self.hop)]
+        batch, wake, hop = (f"{each:.0f} µs" for each in costs)
+        return f"with what was measured {self.measured}: {batch} per batch, {wake} per wake, {hop} per hop"
+
+
+KEPT = Machine()
+
+
+def scenario(
+    times: tuple[float, float, float], clients: int = CLIENTS, later: float = 0.0, machine: Machine = KEPT
+) -> Scenario:
     """The simulated side, everything so much later."""
     cut, repair, end = (time + later for time in times)
     return Scenario(
         scenario=Run(name="real-link-cut", seconds=end),
-        regions=tuple(Region(name, clients=clients, latency=HOP) for name in REGIONS),
+        regions=tuple(Region(name, clients=clients, latency=machine.hop) for name in REGIONS),
         links=tuple(Link(a, b, latency) for (a, b), latency in LATENCY.items()),
         streams=tuple(Stream(stream, region, rows="counted") for region, stream in STREAM.items()),
         publishers=tuple(
@@ -82,7 +110,7 @@ def scenario(times: tuple[float, float, float], clients: int = CLIENTS, later: f
         ),
         faults=(Cut(cut, A, B), Heal(repair, A, B)),
         protocol=Protocol(**settings()),
-        service=MEASURED,
+        service=machine.service,
         disk=Disk(sync=0.0),
     )
 
@@ -257,12 +285,12 @@ COMPARED: dict[Judge, tuple[Number, str]] = {  # what a claim is about, in one n
 }
 
 
-def simulations(times: tuple[float, float, float]) -> list[Observed]:
+def simulations(times: tuple[float, float, float], machine: Machine) -> list[Observed]:
     """The same run in the simulator, by phase and seed."""
-    period = float(settings()["advertise_period"])
+    laters = [phase * float(settings()["advertise_period"]) for phase in PHASES]
     return [
-        link_cut.observe(scenario(times, later=phase * period), seed, publishers=False, since=phase * period)
-        for phase in PHASES
+        link_cut.observe(scenario(times, CLIENTS, later, machine), seed, publishers=False, since=later)
+        for later in laters
         for seed in range(SEEDS)
     ]
 
@@ -363,18 +391,26 @@ def _latencies(real: Observed, simulated: Observed) -> link_cut.Floats:
     return np.array(off)
 
 
-def throughput_distance(real: Measured, simulated: Observed, runs: Sequence[Observed]) -> Claim:
+def throughput_distance(
+    real: Measured, simulated: Observed, runs: Sequence[Observed], machine: Machine = KEPT
+) -> Claim:
     """Ours: how far apart the curves of SP5 are."""
-    return _distance("real.SP5.model", "throughput", _throughputs, real, simulated, runs)
+    return _distance("real.SP5.model", "throughput", _throughputs, real, simulated, runs, machine)
 
 
-def latency_distance(real: Measured, simulated: Observed, runs: Sequence[Observed]) -> Claim:
+def latency_distance(real: Measured, simulated: Observed, runs: Sequence[Observed], machine: Machine = KEPT) -> Claim:
     """Ours: how far apart the curves of SP6 are."""
-    return _distance("real.SP6.model", "latency", _latencies, real, simulated, runs)
+    return _distance("real.SP6.model", "latency", _latencies, real, simulated, runs, machine)
 
 
 def _distance(
-    ident: str, what: str, curve: Curve, real: Measured, simulated: Observed, runs: Sequence[Observed]
+    ident: str,
+    what: str,
+    curve: Curve,
+    real: Measured,
+    simulated: Observed,
+    runs: Sequence[Observed],
+    machine: Machine,
 ) -> Claim:
     """Judged by the simulated run of the same phase: another phase is another experiment. But that run was chosen by
     the silence, which is part of the curve, so the median over all runs stands beside it."""
@@ -394,7 +430,7 @@ def _distance(
         if middle < NEAR
         else f"The real {what} is higher in {np.mean(above < 0):.0%} of the points. The run used {real.used:.1f} "
         f"processors, others {real.others:.1f}; in the simulation nobody else is there.",
-        "see the figure",
+        f"see the figure; {machine.told}",
         f"median {middle:.1%}; {overall}",
     )
 
@@ -465,14 +501,15 @@ def paint_latency(real: Observed, simulated: Observed, axes: Axes) -> None:
 
 def report(sql: Sql, scale: str, out: Path) -> Findings:
     """Simulate what was measured, and judge both."""
-    return report_run(read(sql), simulations(TIMES[scale]), out)
+    machine = Machine.of(out)
+    return report_run(read(sql), simulations(TIMES[scale], machine), out, machine)
 
 
-def report_run(real: Measured, runs: Sequence[Observed], out: Path) -> Findings:
+def report_run(real: Measured, runs: Sequence[Observed], out: Path, machine: Machine = KEPT) -> Findings:
     """Judge, draw, and store what was measured and simulated."""
     simulated = nearest(real.seen, runs)
     claims = [side_by_side(judged, real, simulated, runs) for judged in COMPARED]
-    claims += [throughput_distance(real, simulated, runs), latency_distance(real, simulated, runs)]
+    claims += [curve(real, simulated, runs, machine) for curve in (throughput_distance, latency_distance)]
     sides = {"real": real.seen, "simulated": simulated}
     flows = [{"run": name, **part} for name, seen in sides.items() for part in link_verdicts.flow_columns(seen.rates)]
     batches = [
@@ -491,7 +528,16 @@ def report_run(real: Measured, runs: Sequence[Observed], out: Path) -> Findings:
     )
 
 
-_MODULES = ("real_cut", "link_cut", "calibration", "bench_cluster", "bench_worker", "cluster_load", "evidence")
+_MODULES = (
+    "real_cut",
+    "link_cut",
+    "calibration",
+    "calibration_verdicts",
+    "bench_cluster",
+    "bench_worker",
+    "cluster_load",
+    "evidence",
+)
 STUDIES = (Study("real-link-cut", points, measure, report, _MODULES, ROOMS, alone=True),)
 EXPERIMENTS = (
     Experiment(
