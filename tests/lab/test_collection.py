@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.image import imread
 
-from tidings.lab import collection, study
+from tidings.lab import collection, collection_load, figures, study
 from tidings.lab.claims import Claim, Findings
-from tidings.lab.collection import (
+from tidings.lab.collection import INVALIDATIONS, SKEWS, judge_ages
+from tidings.lab.collection_load import (
     FAR,
-    INVALIDATIONS,
     KEYS,
-    SKEWS,
     Ranking,
     expected_distinct,
     finite_keys,
     growing_keys,
     infinite_keys,
-    judge_ages,
     measure_ages,
     measure_stored,
     reaches,
@@ -58,7 +58,7 @@ def verdicts(claims: Iterable[Claim]) -> dict[str, bool]:
 @pytest.mark.parametrize("skew", [1.1, 1.5])
 def test_draws_follow_the_zeta_distribution(skew: float) -> None:
     drawn = zeta(np.random.default_rng(1), skew, 1_000_000)
-    total = collection.zeta_sum(skew)
+    total = collection_load.zeta_sum(skew)
     for k in (1, 2, 10):
         assert (drawn == k).mean() == pytest.approx(k**-skew / total, abs=0.001)
     for far in (1e3, 1e9, 1e15):
@@ -125,22 +125,24 @@ def test_inserted_keys_are_counted_apart_and_those_not_hit_since() -> None:
 
 def by_age(points: Iterable[Point]) -> list[Row]:
     """What BY_AGE asks for."""
-    sums: dict[tuple[float, int, float], list[int]] = defaultdict(lambda: [0, 0])
+    sums: dict[tuple[float, int, float], list[float]] = defaultdict(lambda: [0, 0, 0, 0])
     for point in points:
         for row in measure_ages(point):
             found = sums[point["skew"], point["invalidations"], row["age"]]
             found[0] += row["hits"]
             found[1] += row["key_ticks"]
+            found[2] += row["total"]
+            found[3] += 1
     return [
-        {"skew": skew, "invalidations": rate, "age": age, "rate": hits / key_ticks}
-        for (skew, rate, age), (hits, key_ticks) in sorted(sums.items())
+        {"skew": skew, "invalidations": rate, "age": age, "rate": hits / key_ticks, "total": total / runs}
+        for (skew, rate, age), (hits, key_ticks, total, runs) in sorted(sums.items())
     ]
 
 
 def drawn_ages(rate: Callable[[float, int, float], float]) -> list[Row]:
     """Lines after a formula of skew, invalidations and age."""
     return [
-        {"skew": skew, "invalidations": each, "age": age, "rate": rate(skew, each, age)}
+        {"skew": skew, "invalidations": each, "age": age, "rate": rate(skew, each, age), "total": 100 - age}
         for skew in SKEWS
         for each in INVALIDATIONS
         for age in (0.0, 1.5, 4.5, 10.5, 22.5)
@@ -148,7 +150,7 @@ def drawn_ages(rate: Callable[[float, int, float], float]) -> list[Row]:
 
 
 def test_every_key_is_counted_in_every_tick_of_the_last_quarter() -> None:
-    hits, key_ticks = collection.ages(1.3, 100, 200, seed=1, popularity_skew=1.3)
+    hits, key_ticks, _ = collection_load.ages(1.3, 100, 200, seed=1, popularity_skew=1.3)
     assert hits.sum() == pytest.approx(100 * 50, rel=0.05)
     assert key_ticks[:150] == pytest.approx(np.full(150, 10 * 50), rel=0.2)  # each age in all 50 ticks
     assert key_ticks[-1] == pytest.approx(10, abs=8)  # those of the first tick, in the last
@@ -157,11 +159,48 @@ def test_every_key_is_counted_in_every_tick_of_the_last_quarter() -> None:
 
 def test_bins_of_ages_leave_no_age_out() -> None:
     rows = measure_ages(AGES[0])
-    hits, key_ticks = collection.ages(1.1, 50, 200, seed=0, popularity_skew=1.1)
+    hits, key_ticks, totals = collection_load.ages(1.1, 50, 200, seed=0, popularity_skew=1.1)
     assert [row["age"] for row in rows] == [0, 1.5, 4.5, 10.5, 22.5, 46.5, 94.5, 163]
-    assert rows[0] == {"age": 0, "hits": hits[0], "key_ticks": key_ticks[0]}
+    assert rows[0] == {"age": 0, "hits": hits[0], "key_ticks": key_ticks[0], "total": totals[0]}
+    assert rows[1]["total"] == (totals[1] + totals[2]) / 2  # of each age
     assert sum(row["hits"] for row in rows) == hits.sum()
     assert sum(row["key_ticks"] for row in rows) == key_ticks.sum()
+
+
+def test_totals_are_of_the_whole_run() -> None:
+    hits, _, totals = collection_load.ages(1.3, 100, 200, seed=1, popularity_skew=1.3)
+    assert totals.sum() == pytest.approx(100 * 200, rel=0.05)
+    assert (totals >= hits).all() and totals[0] > 2 * hits[0]
+
+
+def test_totals_fall_with_age_even_if_all_keys_are_alike_and_so_they_are_not_judged() -> None:
+    rows = by_age({**point, "popularity": 0.0} for point in AGES if point["skew"] == 1.1)
+    for rate in INVALIDATIONS:
+        totals = [row["total"] for row in rows if row["invalidations"] == rate]
+        assert totals == sorted(totals, reverse=True)
+
+
+def test_every_claim_on_ages_says_that_figure_9_has_totals() -> None:
+    claims = judge_ages(drawn_ages(lambda skew, each, age: each * (age + 1) ** -skew))
+    assert all(
+        "per key and tick in the last quarter of the run, where figure 9 has totals" in c.measured for c in claims
+    )
+    assert "of which 36 of 36 steps fall" in claims[0].measured
+
+
+def test_the_totals_of_figure_9_are_drawn_beside_and_no_slope_is_called_the_papers(tmp_path: Path) -> None:
+    painted: list[Axes] = []
+    rows = drawn_ages(lambda skew, each, age: each * (age + 1) ** -skew)
+
+    def paint(axes: Axes) -> None:
+        collection.paint_ages(rows, axes)
+        painted.extend(axes.get_figure(root=True).axes)
+
+    figures.draw(tmp_path, "sp7-age", paint)
+    judged, totals = painted
+    assert list(totals.get_lines()[0].get_ydata()) == [100 - row["age"] for row in rows[:5]]
+    labels = [label for label in judged.get_legend_handles_labels()[1] if "slope" in label]
+    assert labels == ["slope -1.1 (ours)"]
 
 
 def test_popularity_ages_in_the_workload_of_the_paper() -> None:
@@ -269,6 +308,22 @@ def test_inserting_makes_little_difference_only_if_it_does_in_both_readings(
     )
     assert left_out.startswith(f"first events of inserted keys left out: at most {84 - 100 * apart:.1f} points")
     assert ("at most 90.9% can be saved. 6,000 of them" in claim.why) is not holds
+
+
+@pytest.mark.parametrize(("paper", "what"), [(0.75, "infinite set (SP8)"), (0.85, "100,000 keys (SP9)")])
+def test_the_legend_of_what_is_stored_keeps_clear_of_the_edges(paper: float, what: str, tmp_path: Path) -> None:
+    rows = [{"skew": skew, "n": n, "kept": n / 2, "expected_saved": 0.5} for skew in SKEWS for n in (10**4, 10**6)]
+    figures.draw(tmp_path, "stored", lambda axes: collection.paint_stored(rows, paper, axes, what))
+    picture = imread(tmp_path / "stored.png")[:, :, :3]
+    legend = picture[-picture.shape[0] // 10 :]
+    assert (legend[:, :20] == 1).all() and (legend[:, -20:] == 1).all()
+    assert not (legend == 1).all()
+
+
+def test_how_what_was_counted_is_judged_and_drawn_is_no_reason_to_count_again() -> None:
+    assert {(each.modules, each.task.__module__) for each in collection.STUDIES} == {
+        (("collection_load",), "tidings.lab.collection_load")
+    }
 
 
 # --- with Spark ---------------------------------------------------------------------------------

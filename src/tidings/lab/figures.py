@@ -61,6 +61,15 @@ def draw(out: Path, name: str, paint: Callable[[Axes], None]) -> list[str]:
     return [str(path) for path in paths]
 
 
+def beside(axes: Axes) -> Axes:
+    """A second panel, right of the only one, for what must not share an axis; the legend below both is the first's."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None, "axes that `draw` has made"
+    grid = figure.add_gridspec(1, 2)
+    axes.set_subplotspec(grid[0])
+    return figure.add_subplot(grid[1])
+
+
 def shade(axes: Axes, lo: float, hi: float, label: str) -> None:
     """An interval in which something was out of order."""
     axes.axvspan(lo, hi, color="#ECECEC", zorder=0, label=label)
