@@ -67,9 +67,17 @@ def test_wrong_usage_is_exit_code_2() -> None:
     assert run("bench", "gc", "--runs", "1").exit_code == 2
 
 
-def test_the_ledger_is_summed_up_without_a_target(tmp_path: Path) -> None:
-    result = run("check", "--ledger", "--json", "--ledger-dir", str(tmp_path))
+def test_the_ledger_is_summed_up_without_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("check", "--ledger", "--json")
     assert result.exit_code == 0 and json.loads(result.stdout)["seeds"] == 0
+
+
+def test_a_spark_master_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    result = process("lab", "run", "SP5", "--master", "spark://127.0.0.1:1", "--out", str(tmp_path))
+    assert result.returncode == 1 and result.stderr.count("\n") == 1 and len(result.stderr) < 250
+    assert result.stderr.startswith("tidings: no Spark master answers at spark://127.0.0.1:1 (")
+    assert "--master 'local[2]'" in result.stderr
 
 
 @pytest.mark.parametrize("text", ["7", "3..3", "5..2", "a..b", "-1..4", "0..", "0...4"])

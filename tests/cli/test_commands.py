@@ -115,6 +115,47 @@ def test_check_prints_where_a_seed_raised(lab: Any) -> None:
     assert "VIOLATION of exception with seed 4; replay: tidings check x\nKeyError(7)\n" in result.stdout
 
 
+def test_a_replay_that_raises_again_is_exit_code_3_and_not_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tidings.lab import campaign
+
+    def run_seed(seed: int) -> None:
+        raise ZeroDivisionError("no such luck")
+
+    monkeypatch.setattr(campaign, "run_seed", run_seed)
+    result = run("check", "sprinkler", "--seeds", "4..5", "--jobs", "1", "--ledger-dir", str(tmp_path))
+    assert result.exit_code == 3
+    assert result.stdout.rstrip().endswith("1 seeds, 0.00 hours simulated, 1 violations")
+
+
+def test_a_campaign_of_real_processes_tells_its_events(lab: Any) -> None:
+    found = {"violations": [], "faults": {}, "reached": {}, "unreached": [], "hours_simulated": 0.0, "events": 1234}
+    lab("fleet", run=lambda *arguments: found)
+    assert "2 seeds, 1,234 events of real processes, 0 violations" in run("check", "cluster", "--seeds", "0..2").stdout
+
+
+@pytest.mark.parametrize("there", ["a file", "nothing", "no ledger"])
+def test_a_ledger_that_somebody_names_and_is_none_is_an_error(tmp_path: Path, there: str) -> None:
+    place = tmp_path / "place"
+    if there == "a file":
+        place.write_text("x")
+    elif there == "no ledger":
+        place.mkdir()
+    with pytest.raises(BadInput, match=rf"{place} is no ledger"):
+        run("check", "--ledger", "--ledger-dir", str(place))
+
+
+def test_where_there_is_no_ledger_yet_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("check", "--ledger")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "no ledger yet in build/ledger: tidings check sprinkler begins one\n",
+    )
+    assert json.loads(run("check", "--ledger", "--json").stdout)["runs"] == 0
+
+
 @pytest.mark.parametrize(("broken", "code"), [([], 0), (["planted off-by-one escaped"], 3)])
 def test_check_mutants_is_exit_code_3_when_something_does_not_hold(lab: Any, broken: list[str], code: int) -> None:
     generated = {"mutants": 9, "caught": 8, "survivors": [{"where": "chain.py:7", "why": "equivalent"}]}
@@ -132,6 +173,46 @@ def test_lab_run_is_exit_code_3_when_a_claim_differs(lab: Any, tmp_path: Path, v
     result = run("lab", "run", "SP5", "--out", str(tmp_path))
     assert result.exit_code == code
     assert "a.png" in result.stdout
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_ctrl_c_in_lab_run_is_one_line_and_exit_code_130(lab: Any, tmp_path: Path, alone: bool) -> None:
+    def stopped(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    named = {"X": SimpleNamespace(id="X", paper="p", study="s")}
+    lab("experiments", run=stopped, EXPERIMENTS=named, STUDIES={"s": SimpleNamespace(alone=alone)})
+    result = run("lab", "run", "X", "--out", str(tmp_path))
+    besides = ", and measures anew what is measured on this machine" if alone else ""
+    assert result.exit_code == 130
+    assert result.stderr == f"tidings: stopped; the same command goes on where it was{besides}\n"
+
+
+@pytest.mark.parametrize("command", ["lab run SP5", "lab tune"])
+def test_the_lab_does_not_write_into_a_file(lab: Any, tmp_path: Path, command: str) -> None:
+    lab("experiments", run=None)
+    lab("tune", run=None)
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "within"):
+        with pytest.raises(BadInput, match=rf"--out {out}: {tmp_path}/file is a file, .* need a directory"):
+            run(*command.split(), "--out", str(out))
+
+
+@pytest.mark.parametrize(("enough", "code"), [(True, 0), (False, 3)])
+def test_lab_tune_is_exit_code_3_when_nothing_carries_the_load(
+    lab: Any, tmp_path: Path, enough: bool, code: int
+) -> None:
+    row = {"fanout": 4, "shuffle": 0.03, "view": 20, "recv_seconds": 0.5, "share": 0.61, "finished": 0}
+    row |= {"latency": None, "unfinished": 0}
+    late = row | {"latency": 0.411, "unfinished": 7}
+    found = {"tried": [{"sweep": "fanout", **row}], "confirmed": [late], "toml": "# the toml", "figures": ["a.png"]}
+    found |= {"simulated_clients": 120, "confirmed_clients": 800, "enough": enough}
+    lab("tune", run=lambda *arguments: found)
+    result = run("lab", "tune", "--out", str(tmp_path))
+    assert result.exit_code == code
+    assert "tried, 120 clients" in result.stdout and "confirmed, 800 clients" in result.stdout
+    assert "none" in result.stdout and "over 0.411" in result.stdout
+    assert "# the toml" in result.stdout
 
 
 def test_lab_list_shows_every_experiment(lab: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tidings.core.errors import TidingsError
@@ -158,6 +159,31 @@ def test_a_half_written_part_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "part-2.parquet").write_bytes(b"half")
     with pytest.raises(TidingsError, match=r"part-2\.parquet is damaged"):
         kept.table()
+
+
+CODE = pa.schema([("code", pa.string())])
+
+
+@pytest.mark.parametrize("schema", [CODE, None])
+def test_a_part_with_a_column_of_another_type_is_named_wherever_it_stands(
+    tmp_path: Path, schema: pa.Schema | None
+) -> None:
+    kept = Ledger(tmp_path, schema)
+    for code in ("a", "b"):
+        kept.add([{"code": code}])
+        kept.flush()
+    pq.write_table(pa.table({"code": [7]}), tmp_path / "part-0.parquet")
+    with pytest.raises(TidingsError, match=r"part-0\.parquet is damaged .*code.*move it away") as raised:
+        kept.table()
+    assert "\n" not in str(raised.value)
+    (tmp_path / "part-0.parquet").unlink()
+    assert kept.table()["code"].to_pylist() == ["a", "b"]
+
+
+def test_the_only_part_is_held_against_the_columns_that_are_known(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"code": [7]}), tmp_path / "part-0.parquet")
+    with pytest.raises(TidingsError, match=r"part-0\.parquet is damaged"):
+        Ledger(tmp_path, CODE).table()
 
 
 def test_a_column_that_comes_later_is_kept(tmp_path: Path) -> None:

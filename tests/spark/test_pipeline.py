@@ -27,7 +27,7 @@ from tidings.spark import columns
 from tidings.spark.audit import Facts
 from tidings.spark.options import ReadOptions
 from tidings.spark.pipeline import Busy, Project, read
-from tidings.spark.tables import HEALTH, Taken, grouped, intake_of, standing, state, verdicts
+from tidings.spark.tables import HEALTH, Taken, _rates, grouped, intake_of, standing, state, verdicts
 
 PLAIN = StreamDef("plain", "r0")
 
@@ -116,6 +116,13 @@ def test_a_violation_is_in_the_audit_and_what_is_not_read_yet_waits() -> None:
     only = with_receipts(intake(range(1, 2)), receipt(1, 2)).slice(2)
     assert standing(Facts(), taken(only)).num_rows == 0, "of a stream that was not read there is nothing to tell"
     assert set(HEALTH.names) > {"events_per_s", "latency_ms_p99", "collected_share"}
+
+
+@pytest.mark.parametrize(("seconds", "rate"), [([0.0], 0.0), ([0.0, 1.02], 1 / 1.02), ([0.0, 1.0, 2.0], 1.0)])
+def test_a_rate_is_of_the_gaps_between_events(seconds: list[float], rate: float) -> None:
+    times = pa.chunked_array([pa.array([round(at * 1e6) for at in seconds], pa.timestamp("us", tz="UTC"))])
+    found = _rates(times)
+    assert (found["events_per_s"], found["recent_per_s"]) == (pytest.approx(rate), pytest.approx(rate))
 
 
 def test_attributes_as_json_have_the_same_columns_whatever_is_declared() -> None:
@@ -242,12 +249,12 @@ def feed(tmp_path: Path) -> Iterator[Feed]:
         cluster.stop()
 
 
-def pipeline(feed: Feed, folder: Path) -> dict[str, Any]:
+def process(command: str, folder: Path, url: str) -> subprocess.CompletedProcess[str]:
     """Run it in a process of its own: this one has a session that has no server in it."""
-    command = [sys.executable, "-m", "tidings.cli.app", "pipeline", "run", "--json", "--dir", str(folder)]
     paths = os.pathsep.join([each for each in sys.path if each])
-    done = subprocess.run(
-        [*command, "--url", feed.cluster.local.url("r1")],
+    words = ["-m", "tidings.cli.app", "pipeline", command, "--json", "--dir", str(folder), "--url", url]
+    return subprocess.run(
+        [sys.executable, *words],
         env=os.environ | {"PYTHONPATH": paths},
         cwd=folder.parent,
         capture_output=True,
@@ -255,6 +262,10 @@ def pipeline(feed: Feed, folder: Path) -> dict[str, Any]:
         timeout=400,
         check=False,
     )
+
+
+def pipeline(feed: Feed, folder: Path) -> dict[str, Any]:
+    done = process("run", folder, feed.cluster.local.url("r1"))
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -314,3 +325,24 @@ def _compare(spark: Any, feed: Feed, folder: Path, result: dict[str, Any], ended
         "intake_r0",
         "intake_r1",
     }
+
+
+WRONG = """
+from pyspark import pipelines as dp
+
+@dp.materialized_view
+def mine():
+    return spark.read.table("events").select("nothing_of_that_name")
+"""
+
+
+def test_an_error_in_a_definition_is_to_be_mended_not_run_again(small: Cluster, tmp_path: Path) -> None:
+    with sync.connect(small.local.url("r0")) as t:
+        t.create_stream("prices", region="r0")
+    project = Project(tmp_path / "p").make()
+    (project.root / "transformations" / "mine.py").write_text(WRONG)
+    for command in ("dry-run", "run"):
+        done = process(command, project.root, small.local.url("r0"))
+        said = done.stderr.splitlines()[-1]
+        assert done.returncode == 1, done.stdout
+        assert "nothing_of_that_name" in said and said.endswith("; mend the definition; what is committed stays")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from tidings.core.errors import BadInput, TidingsError
 from tidings.lab import campaign, fleet
 from tidings.sim.run import simulate
 from tidings.spark import session
-from tidings.spark.session import NoSpark, _refuse_strange, require_java
+from tidings.spark.session import NoSpark, _refuse_silent, _refuse_strange, _said, require_java
 from tidings.spark.sweep import PointsFailed, SweepFailed, results
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +82,30 @@ except SweepFailed as error:
 def test_a_spark_that_dies_leaves_what_has_ended_and_says_so() -> None:
     run = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, timeout=120, check=True)
     assert "1 of 3 points had ended and are kept, 1 had failed" in run.stdout
+
+
+STOPPED = """
+import os, signal, time
+from tidings.spark.session import spark
+from tidings.spark.sweep import results
+
+def task(point):
+    time.sleep(60 * point["x"])
+    return point
+
+try:
+    with spark("local[2]") as session:
+        for some in results(session, task, [{"x": 0}, {"x": 1}]):
+            os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    print("logs", session._jvm.org.apache.logging.log4j.LogManager.getRootLogger().getLevel().toString())
+"""
+
+
+def test_whoever_presses_ctrl_c_reads_no_frames_of_java() -> None:
+    run = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout == "logs OFF\n"  # tasks that end while Spark stops would fill the screen
+    assert "\tat " not in run.stderr
 
 
 def hash_of(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,3 +192,21 @@ def test_a_master_that_is_none_is_refused_in_a_line() -> None:
     for master in ("bogus", "local[two]", "local-cluster[2]", ""):
         with pytest.raises(BadInput, match="is no Spark master: local"):
             _refuse_strange(master)
+
+
+def test_a_master_that_nobody_answers_at_is_refused_in_a_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        _refuse_silent(f"spark://127.0.0.1:{port}")
+        _refuse_silent(f"spark://127.0.0.1:1,127.0.0.1:{port}")
+    _refuse_silent("local[2]")
+    for master in ("spark://127.0.0.1:1", "spark://127.0.0.1", "spark://127.0.0.1:99999"):
+        with pytest.raises(BadInput, match=rf"no Spark master answers at {master} \(.*start-master") as raised:
+            _refuse_silent(master)
+        assert "\n" not in str(raised.value)
+
+
+def test_of_a_java_error_only_the_reason_is_told() -> None:
+    frames = "An error occurred while calling None.x.\n: java.lang.X: no such thing\n\tat a.b(C.scala:1)\n\tat c.d(E:2)"
+    assert _said(Exception(frames)) == "java.lang.X: no such thing"
+    assert _said(Exception("plain\nwith frames")) == "plain"

@@ -14,6 +14,7 @@ from tidings.cli.output import BROKEN, Json, emit, progress, table
 
 EXAMPLE = "Example: tidings check sprinkler --seeds 0..500     (one seed again: --seeds 17..18)"
 CLUSTER_SEEDS = range(30)  # a seed of the cluster takes about fifteen seconds
+LEDGER = Path("build/ledger")
 SPARK_SEEDS = range(14)  # one for each fault and target, and two on a standalone Spark; a seed takes about a minute
 
 
@@ -62,7 +63,14 @@ def check(
         ),
     ] = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Sum up all seeds ever run instead.")] = False,
-    ledger_dir: Annotated[Path, typer.Option(help="Where outcomes are kept, as Parquet.")] = Path("build/ledger"),
+    ledger_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where outcomes of sprinkler and cluster are kept, as Parquet; default build/ledger. "
+            "Spark, sink, --mutants and --power-cuts keep none.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Break a protocol, or a cluster of real processes, with random faults and judge every trace.
@@ -96,11 +104,11 @@ def check(
     elif target is Target.sink:
         _sink(seeds or range(1), as_json)
     elif target is Target.cluster:
-        _campaign(target.value, seeds or CLUSTER_SEEDS, 1, None, ledger_dir, as_json)
+        _campaign(target.value, seeds or CLUSTER_SEEDS, 1, None, ledger_dir or LEDGER, as_json)
     elif target is Target.spark:
         _copies(seeds or SPARK_SEEDS, as_json)
     else:
-        _campaign(target.value, seeds or range(100), processes, master, ledger_dir, as_json)
+        _campaign(target.value, seeds or range(100), processes, master, ledger_dir or LEDGER, as_json)
 
 
 def _copies(seeds: range, as_json: bool) -> None:
@@ -134,8 +142,8 @@ def _show(result: dict[str, Any], seeds: int) -> None:
         print(f"VIOLATION of {violation['invariant']} with seed {violation['seed']}; replay: {violation['replay']}")
         if violation["invariant"] == "exception":  # whoever replays it wants to see where it was raised
             print(violation["detail"])
-    hours = result["hours_simulated"]
-    extent = f"{hours:.2f} hours simulated" if hours else f"{result['events']:,} events of real processes"
+    hours = f"{result['hours_simulated']:.2f} hours simulated"
+    extent = f"{result['events']:,} events of real processes" if "events" in result else hours
     print(f"{seeds} seeds, {extent}, {len(result['violations'])} violations")
 
 
@@ -158,12 +166,21 @@ def _sink(seeds: range, as_json: bool) -> None:
         raise typer.Exit(BROKEN)
 
 
-def _ledger(folder: Path, as_json: bool) -> None:
+def _ledger(folder: Path | None, as_json: bool) -> None:
+    """``folder``: as somebody has named it, who then expects something there."""
+    from tidings.core.errors import BadInput
     from tidings.lab import fleet
 
-    result = fleet.totals(folder)
+    if folder is not None and not any(folder.glob("part-*.parquet")):
+        raise BadInput(
+            f"--ledger-dir {folder} is no ledger, it has no part-*.parquet: name one that `check` has written"
+        )
+    result = fleet.totals(folder or LEDGER)
 
     def show() -> None:
+        if not result["runs"]:
+            print(f"no ledger yet in {LEDGER}: tidings check sprinkler begins one")
+            return
         rows = [
             (name, one["runs"], one["seeds"], one["violated"], one["hours_simulated"])
             for name, one in result["by_target"].items()

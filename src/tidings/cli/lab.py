@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from tidings.cli.output import BROKEN, Json, emit, number, progress, table
+
+STOPPED = 130
+"""Exit code after Ctrl-C, as Typer's own."""
 
 app = typer.Typer(
     help="The papers' experiments: list them, run them, judge their claims.",
@@ -54,7 +59,12 @@ def run_experiment(
     """Run an experiment, or all of a paper, and compare what was measured with what the paper claims."""
     from tidings.lab import experiments
 
-    with progress(name) as report:
+    def measures_machine() -> bool:
+        chosen = [each for each in experiments.EXPERIMENTS.values() if name in (each.id, each.paper)]
+        return any(experiments.STUDIES[each.study].alone for each in chosen)
+
+    _refuse_file(out)
+    with _stoppable(measures_machine), progress(name) as report:
         result = experiments.run(name, scale.value, out, master, report)
 
     holding = [claim for claim in result["claims"] if claim["verdict"] == "holds"]
@@ -80,31 +90,57 @@ def tune_fabric(
     out: Annotated[Path, typer.Option(help="Directory for figures and data.")] = Path("build/lab"),
     as_json: Json = False,
 ) -> None:
-    """Find settings of the fabric by simulation; the result can be put into cluster.toml."""
+    """Find settings of the fabric by simulation; the result can be put into cluster.toml.
+
+    Exit code 3 if the best of them does not carry the load.
+    """
     from tidings.lab import tune
 
-    with progress("tune") as report:
+    _refuse_file(out)
+    with _stoppable(), progress("tune") as report:
         result = tune.run(regions, clients, rate, out, master, report)
 
     def show() -> None:
-        rows = [
-            (
-                row["sweep"],
-                row["fanout"],
-                row["shuffle"],
-                row["view"],
-                row["recv_seconds"],
-                row["share"],
-                row["latency"],
-            )
-            for row in result["tried"]
-        ]
-        table("tried", ["sweep", "fanout", "shuffle s", "view", "buffer s", "carried", "latency s"], rows)
+        tried = [(row["sweep"], *_settings_of(row)) for row in result["tried"]]
+        table(f"tried, {result['simulated_clients']} clients per region", ["sweep", *SETTINGS], tried)
+        if result["confirmed"]:
+            confirmed = [_settings_of(row) for row in result["confirmed"]]
+            table(f"confirmed, {result['confirmed_clients']} clients per region", SETTINGS, confirmed)
         print(result["toml"])
         for path in result["figures"]:
             print(path)
 
     emit(result, as_json, show)
+    if not result["enough"]:
+        raise typer.Exit(BROKEN)
+
+
+SETTINGS = ("fanout", "shuffle s", "view", "buffer s", "carried", "finished", "latency s")
+
+
+def _settings_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A line of SETTINGS; a latency that the end of the run has cut off is over what is known."""
+    late = "none" if row["latency"] is None else f"over {row['latency']:.4g}" if row["unfinished"] else row["latency"]
+    return (*[row[name] for name in ("fanout", "shuffle", "view", "recv_seconds", "share", "finished")], late)
+
+
+@contextmanager
+def _stoppable(anew: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Ctrl-C is one line. ``anew``: whether some of it measures this machine, which is not kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        besides = ", and measures anew what is measured on this machine" if anew() else ""
+        print(f"tidings: stopped; the same command goes on where it was{besides}", file=sys.stderr)
+        raise typer.Exit(STOPPED) from None
+
+
+def _refuse_file(out: Path) -> None:
+    from tidings.core.errors import BadInput
+
+    for place in (out, *out.parents):
+        if place.exists() and not place.is_dir():
+            raise BadInput(f"--out {out}: {place} is a file, and figures and data need a directory: choose another")
 
 
 def print_claim(claim: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
@@ -57,9 +58,10 @@ class Ledger:
 
     def table(self) -> pa.Table:
         """Every row ever written, in the order of writing."""
-        parts = [_read(path) for path in sorted(self.folder.glob("part-*.parquet"))]
+        parts = {path: _read(path) for path in sorted(self.folder.glob("part-*.parquet"))}
+        _refuse_odd(parts, self.schema or pa.schema([]))
         if parts:
-            return pa.concat_tables(parts, promote_options="permissive")
+            return pa.concat_tables(parts.values(), promote_options="permissive")
         return self.schema.empty_table() if self.schema else pa.table({})
 
 
@@ -67,7 +69,21 @@ def _read(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise TidingsError(f"{path} is damaged ({error}); move it away, and what it held is run again") from error
+        raise _damaged(path, error) from error
+
+
+def _refuse_odd(parts: Mapping[Path, pa.Table], schema: pa.Schema) -> None:
+    """Name the part that does not fit the others, a number where they have text, say: the rarer columns are wrong."""
+    common = Counter(part.schema for part in parts.values())
+    for path in sorted(parts, key=lambda path: -common[parts[path].schema]):
+        try:
+            schema = pa.unify_schemas([schema, parts[path].schema], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> TidingsError:
+    return TidingsError(f"{path} is damaged ({error}); move it away, and what it held is run again")
 
 
 def sources(*modules: str, rooms: tuple[str, ...] = ()) -> list[Path]:

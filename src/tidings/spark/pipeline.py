@@ -62,6 +62,8 @@ define(spark)  # noqa: F821, which Spark puts here
 PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 SERVICE = "org.apache.spark.sql.connect.service.SparkConnectService$"
 AUTHENTICATE, REMOTE = "SPARK_CONNECT_AUTHENTICATE_TOKEN", "SPARK_CONNECT_MODE_ENABLED"
+AGAIN = "what is committed stays, run it again"
+MEND = "mend the definition; what is committed stays"
 OVER = ("COMPLETED", "FAILED", "SKIPPED", "EXCLUDED", "IDLE", "STOPPED")
 
 
@@ -212,7 +214,7 @@ def _connected(session: SparkSession) -> Iterator[SparkSession]:
 
 def _flow(project: Project, remote: Any, *, dry: bool, full_refresh: bool, progress: Progress | None) -> dict[str, str]:
     """Define the graph and run it; the last state of every flow."""
-    from pyspark.errors import PySparkException
+    from pyspark.errors import AnalysisException, PySparkException
     from pyspark.pipelines.cli import load_pipeline_spec, register_definitions
     from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
     from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph, start_run
@@ -231,12 +233,13 @@ def _flow(project: Project, remote: Any, *, dry: bool, full_refresh: bool, progr
         except (TidingsError, PySparkException):
             raise
         except Exception as error:  # in a definition that somebody has added
-            raise PipelineFailed(_why(project, [f"{type(error).__name__}: {error}"])) from error
+            raise PipelineFailed(_why(project, [f"{type(error).__name__}: {error}"], MEND)) from error
         for said in start_run(remote, graph, [], full_refresh, [], dry, spec.storage):
             if "pipeline_event_result" in said:
                 _follow(said["pipeline_event_result"].event.message, flows, failures, progress)
     except PySparkException as error:
-        raise PipelineFailed(_why(project, [*failures, str(error)])) from error
+        hint = MEND if dry or isinstance(error, AnalysisException) else AGAIN
+        raise PipelineFailed(_why(project, [*failures, str(error)], hint)) from error
     return flows
 
 
@@ -253,7 +256,7 @@ def _follow(text: str, flows: dict[str, str], failures: list[str], progress: Pro
         failures.append(text)
 
 
-def _why(project: Project, said: list[str]) -> str:
+def _why(project: Project, said: list[str], hint: str) -> str:
     """Of all that Spark says of a failure what a person wants to know; the rest is written down."""
     project.failure.write_text("\n".join([*said, ""]))
     lines = [line.strip() for text in said for line in text.partition("JVM stacktrace")[0].splitlines()]
@@ -261,7 +264,7 @@ def _why(project: Project, said: list[str]) -> str:
     python = [line for line in lines if re.match(r"\w*(Error|Exception): ", line)]
     text = next(iter([*ours, *python[-1:], *[line for line in lines if line]]), "Spark does not say why")
     anew = "DataLoss" in text or "LeaseExpired" in text
-    hint = "--full-refresh begins anew, with what there is" if anew else "what is committed stays, run it again"
+    hint = "--full-refresh begins anew, with what there is" if anew else hint
     text = text.removeprefix("Error: ")[:600]
     return f"the pipeline has failed: {text} (more in {project.failure}); {hint}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEFAULT_MASTER = "local[2]"
+ANSWER = 10.0  # seconds in which a master accepts a connection
 JAVA = 17  # the oldest that PySpark 4.3 runs on
 MASTERS = r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[\d+, *\d+, *\d+\]|spark://.+|k8s://.+|yarn"
 NEED = "install a JDK or JRE, e.g. apt-get install openjdk-17-jre-headless, or set JAVA_HOME"
@@ -66,6 +68,7 @@ def spark(
         yield running
         return
     _refuse_strange(master)
+    _refuse_silent(master)
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -78,10 +81,14 @@ def spark(
     try:
         session = builder.getOrCreate()
     except (PySparkException, Py4JError) as error:
-        raise BadInput(f"no Spark session at master {master!r}: {error}") from error
+        raise BadInput(f"no Spark session at master {master!r}: {_said(error)}") from error
     session.sparkContext.setLogLevel("ERROR")
     try:
         yield session
+    except KeyboardInterrupt:  # whoever stops it knows why its tasks end, and need not read their frames
+        with suppress(Py4JError, OSError):
+            session.sparkContext.setLogLevel("OFF")
+        raise
     finally:
         with suppress(Py4JError, OSError):  # its JVM may have died; what that led to says more
             session.stop()
@@ -94,6 +101,32 @@ def _refuse_strange(master: str) -> None:
             f"{master!r} is no Spark master: local[2], local-cluster[2,1,1024] (executors, cores, MiB), "
             "spark://host:7077, k8s://... or yarn"
         )
+
+
+def _refuse_silent(master: str) -> None:
+    """Spark itself would try for a minute."""
+    if not master.startswith("spark://"):
+        return
+    problem: Exception | None = None
+    for place in master.removeprefix("spark://").split(","):  # several, of which one leads
+        host, _, port = place.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+            return
+        except (OSError, ValueError, OverflowError) as error:
+            problem = error
+    raise BadInput(
+        f"no Spark master answers at {master} ({problem}): start one (sbin/start-master.sh), or name another, "
+        f"e.g. --master '{DEFAULT_MASTER}'"
+    )
+
+
+def _said(error: Exception) -> str:
+    """What went wrong in Java, without the frames."""
+    lines = str(error).splitlines()
+    return next(
+        (line.removeprefix(": ") for line in lines if line.startswith(": ")), lines[0] if lines else "no reason"
+    )
 
 
 def _here(master: str) -> bool:

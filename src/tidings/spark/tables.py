@@ -214,8 +214,8 @@ def _rates(times: pa.ChunkedArray) -> dict[str, Any]:
     return {
         "first_at": pc.min(times).as_py(),
         "last_at": pc.max(times).as_py(),
-        "events_per_s": len(at) / max(span, 1.0),
-        "recent_per_s": len(recent) / min(max(span, 1.0), RECENT),
+        "events_per_s": (len(at) - 1) / max(span, 1.0),  # n events have n - 1 gaps
+        "recent_per_s": (len(recent) - (len(recent) == len(at))) / min(max(span, 1.0), RECENT),
         "peak_per_s": int(seconds.max()),
     }
 
