@@ -184,7 +184,7 @@ def test_the_simulated_side_has_what_the_calibration_it_is_a_part_of_has_measure
     assert (asked[1].service, asked[1].hop) == (MEASURED, HOP)
     for found, said in (
         (with_it, "in this run: 100 µs per batch, 50 µs per wake, 0 µs per hop"),
-        (alone, "earlier: 218"),
+        (alone, f"earlier: {1e6 * MEASURED.per_batch:.0f} µs per batch"),
     ):
         assert all(said in claim.simulated for claim in found.claims if claim.id.endswith(".model"))
 

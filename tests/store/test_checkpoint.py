@@ -408,7 +408,8 @@ def test_the_file_stays_bounded_under_a_steady_load(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "node", map_size=1 << 26)
     host = Host(store)
     log = empty_log()
-    checkpointer = Checkpointer(store, minimum=1 << 19)
+    minimum = 1 << 19  # what is written from one checkpoint to the next: the end may fall anywhere between two
+    checkpointer = Checkpointer(store, minimum=minimum)
     sizes: list[int] = []
     for token in range(1, 1201):
         made = Record(1, log.last + 1, (batch(log, "keyed", 200, keys=3000, salt=token),))
@@ -425,7 +426,7 @@ def test_the_file_stays_bounded_under_a_steady_load(tmp_path: Path) -> None:
         sizes.append(store.used_bytes)
     assert store.stats.checkpoints >= 5
     assert store.written_bytes > 3 * sizes[-1]
-    assert sizes[-1] <= 1.25 * max(sizes[: len(sizes) // 2])
+    assert sizes[-1] <= max(sizes[: len(sizes) // 2]) + minimum
     host.close()
     again = Store.open(tmp_path / "node", map_size=1 << 26)
     back = Log.recover(make_history, STREAMS, again.entries)  # type: ignore[arg-type]

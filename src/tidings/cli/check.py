@@ -35,6 +35,16 @@ def parse_seeds(text: str) -> range:
     return range(int(found[1]), int(found[2]))
 
 
+LedgerDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where outcomes of sprinkler and cluster are kept, as Parquet; default build/ledger. "
+        "Spark, sink, --mutants and --power-cuts keep none.",
+        show_default=False,
+    ),
+]
+
+
 def check(
     target: Annotated[
         Target | None,
@@ -63,14 +73,7 @@ def check(
         ),
     ] = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Sum up all seeds ever run instead.")] = False,
-    ledger_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where outcomes of sprinkler and cluster are kept, as Parquet; default build/ledger. "
-            "Spark, sink, --mutants and --power-cuts keep none.",
-            show_default=False,
-        ),
-    ] = None,
+    ledger_dir: LedgerDir = None,
     as_json: Json = False,
 ) -> None:
     """Break a protocol, or a cluster of real processes, with random faults and judge every trace.
