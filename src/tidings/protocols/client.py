@@ -78,6 +78,7 @@ class Client:
         "reading",
         "rng",
         "settings",
+        "streams",
         "views",
     )
 
@@ -96,6 +97,7 @@ class Client:
         self.rng = rng
         self.views = Views(me, region, settings.views, rng, membership)
         self.pull = PullClient(me, settings.pull, self.views, rng, streams)
+        self.streams = self.pull.streams  # a look-up less for each offer
         self.publisher = publisher
         self.reading: Read | None = None
         self.generation = 0
@@ -109,7 +111,7 @@ class Client:
         if type(input) is Received:
             message = input.message
             if type(message) is Offer:  # most of all inputs, and most of them are no news: that path comes first
-                state = self.pull.streams.get(message.stream)
+                state = self.streams.get(message.stream)
                 if state is not None and message.horizon <= state.next:
                     return NOTHING
             if (receive := RECEIVE.get(type(message))) is not None:

@@ -101,6 +101,7 @@ class Port:
         "down_free",
         "inbound",
         "name",
+        "peers",
         "per_batch",
         "per_event",
         "per_message",
@@ -109,8 +110,10 @@ class Port:
         "quick",
         "region",
         "sent_bytes",
+        "to",
         "up",
         "up_free",
+        "weighs",
     )
 
     def __init__(
@@ -130,9 +133,12 @@ class Port:
         # messages of fewer bytes pass an idle port at once; one byte short of the limit, so that rounding cannot matter
         room = CUT_THROUGH - self.per_message
         self.quick = 0 if room <= 0 else int(room / self.down) - 1 if self.down else 1 << 62
-        if self.per_event or self.per_batch or self.per_wake:
+        self.weighs = bool(self.per_event or self.per_batch or self.per_wake)  # what a message carries
+        if self.weighs:
             self.quick = min(self.quick, Message.wire_size + 1)  # what is larger may carry events
         self.sent_bytes = 0
+        self.to: tuple[NodeId, ...] = ()  # whom the last message to several nodes went to: mostly the next one, too
+        self.peers: tuple[Any, ...] = ()  # their ports, None where there is none
         self.idle()
 
     def share(self, processors: Processors) -> None:
@@ -156,14 +162,15 @@ class Port:
         """Account for one arrival; when the machine may handle it (``now``: it cuts through)."""
         transmission = size * self.down
         service = self.per_message
-        idle = self.busy <= now  # the processor ends after the downlink, so both are
-        if (self.per_event or self.per_batch or self.per_wake) and (events := message.events):
+        down_free, busy = self.down_free, self.busy
+        idle = busy <= now  # the processor ends after the downlink, so both are
+        if self.weighs and (events := message.events):
             service += self.per_batch + self.per_event * events + (self.per_wake if idle else 0.0)
         if self.processors is not None:
             service *= self.processors.stretch(now, self)
-        self.down_free = max(now, self.down_free) + transmission
-        self.busy = max(self.down_free, self.busy) + service
-        return now if idle and transmission + service < CUT_THROUGH else self.busy
+        self.down_free = down_free = (down_free if down_free > now else now) + transmission
+        self.busy = busy = (busy if busy > down_free else down_free) + service
+        return now if idle and transmission + service < CUT_THROUGH else busy
 
 
 class Link:
@@ -331,6 +338,11 @@ class Network:
                 if hit(src, dst):
                     bucket[at] = (time, self.void, None, 0)
                     self.dropped["cut"] += 1
+
+    def meet(self, port: Port, to: tuple[NodeId, ...]) -> None:
+        """Look up whom a message goes to, once for all that go to the same nodes one after the other."""
+        peers = tuple(map(self.ports.get, to))
+        port.to, port.peers = (to if all(peers) else ()), peers  # who is unknown may be added
 
     # --- the slow path of a message ---------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import random
 import traceback
 from bisect import insort
@@ -50,7 +51,7 @@ from tidings.protocols.kernel import (
 )
 from tidings.sim.disk import Disk, DiskModel
 from tidings.sim.network import Network, Path, Port, Service
-from tidings.sim.queue import TIME, WIDTH, Entry, Wheel
+from tidings.sim.queue import TIME, WIDTH, Wheel
 
 Factory: TypeAlias = Callable[[list[Any], int, random.Random], Machine]
 """(durable records, incarnation, generator) -> the machine of a node's new life."""
@@ -437,13 +438,14 @@ class World:
     def _race(self, until: float) -> None:  # noqa: PLR0915 - long, because calls are what it saves
         """The loop without: `_step`, `_carry`, `_send`, `Port.admit` and `Wheel.push` for the common case, in place."""
         queue, network, find, carry = self.queue, self.network, self.hosts.get, self._carry
-        far, width = queue.far, queue.width
+        far, width, never = queue.far, queue.width, math.inf
         unseen, unheard, reports = not self._on_deliver, not self._on_report, self.reports
         now, host, input = self.now, None, None
-        entry: Entry
         try:
             while (bucket := queue.open(until)) is not None:
                 edge, skipped = queue.edge, 0
+                low = high = never  # of the bucket that ``put`` appends to
+                put = bucket.append
                 for now, host, input, tag in bucket:
                     if tag:
                         if tag < 0:
@@ -455,7 +457,12 @@ class World:
                             host.busy = at + host.per_message
                         elif host.life and (at := host.admit(now, tag, input.message)) > now:
                             skipped += 1
-                            queue.push(at, host, input, host.life)
+                            if low <= at < high:
+                                put((at, host, input, host.life))
+                            elif at >= edge:
+                                far[at // width].append((at, host, input, host.life))
+                            else:
+                                insort(bucket, (at, host, input, host.life), key=TIME)
                             continue
                     effects = host.handle(now, input)
                     if not effects:
@@ -463,9 +470,11 @@ class World:
                     for effect in effects:
                         kind = type(effect)
                         if kind is SendAll:
-                            peers = effect.to
+                            if effect.to is not host.to:
+                                network.meet(host, effect.to)
+                            peers, message = host.peers, effect.message
                         elif kind is Send:
-                            peers = (effect.to,)
+                            peers, message = (find(effect.to),), effect.message
                         elif kind is SetTimer and (at := now + effect.delay / host.rate) >= edge:
                             far[at // width].append((at, host, Expired(effect.timer), host.life))
                             continue
@@ -477,11 +486,11 @@ class World:
                         else:
                             carry(host, now, effect)
                             continue
-                        size, received = effect.message.wire_size, Received(host.name, effect.message)
+                        size, received = message.wire_size, Received(host.name, message)
                         delays, up = host.delays, size * host.up
                         at = host.up_free if up and host.up_free > now else now
-                        for name in peers:
-                            if (peer := find(name)) is None:
+                        for peer in peers:
+                            if peer is None:
                                 network.dropped["unknown"] += 1
                                 continue
                             at += up
@@ -489,11 +498,15 @@ class World:
                                 network.route(now, at, host, peer, received, size)
                                 continue
                             arrive = at + delay
-                            entry = (arrive, peer, received, size if peer.inbound else 0)
-                            if arrive >= edge:
-                                far[arrive // width].append(entry)
+                            if low <= arrive < high:
+                                put((arrive, peer, received, size if peer.inbound else 0))
+                            elif arrive >= edge:
+                                number = arrive // width
+                                low, high = number * width, (number + 1.0) * width
+                                put = far[number].append
+                                put((arrive, peer, received, size if peer.inbound else 0))
                             else:
-                                insort(bucket, entry, key=TIME)
+                                insort(bucket, (arrive, peer, received, size if peer.inbound else 0), key=TIME)
                         if up:
                             host.up_free = at
                             host.sent_bytes += size * len(peers)
