@@ -138,7 +138,7 @@ class Port:
             self.quick = min(self.quick, Message.wire_size + 1)  # what is larger may carry events
         self.sent_bytes = 0
         self.to: tuple[NodeId, ...] = ()  # whom the last message to several nodes went to: mostly the next one, too
-        self.peers: tuple[Any, ...] = ()  # their ports, None where there is none
+        self.peers: tuple[Port, ...] = ()  # their ports
         self.idle()
 
     def share(self, processors: Processors) -> None:
@@ -339,10 +339,12 @@ class Network:
                     bucket[at] = (time, self.void, None, 0)
                     self.dropped["cut"] += 1
 
-    def meet(self, port: Port, to: tuple[NodeId, ...]) -> None:
-        """Look up whom a message goes to, once for all that go to the same nodes one after the other."""
-        peers = tuple(map(self.ports.get, to))
-        port.to, port.peers = (to if all(peers) else ()), peers  # who is unknown may be added
+    def meet(self, port: Port, to: tuple[NodeId, ...]) -> bool:
+        """Look up whom a message goes to, once for all that go to the same nodes; False if somebody is unknown."""
+        peers = tuple([self.ports[node] for node in to if node in self.ports])
+        if known := len(peers) == len(to):
+            port.to, port.peers = to, peers
+        return known
 
     # --- the slow path of a message ---------------------------------------------------------------------
 

@@ -438,14 +438,13 @@ class World:
     def _race(self, until: float) -> None:  # noqa: PLR0915 - long, because calls are what it saves
         """The loop without: `_step`, `_carry`, `_send`, `Port.admit` and `Wheel.push` for the common case, in place."""
         queue, network, find, carry = self.queue, self.network, self.hosts.get, self._carry
-        far, width, never = queue.far, queue.width, math.inf
+        far, width = queue.far, queue.width
         unseen, unheard, reports = not self._on_deliver, not self._on_report, self.reports
         now, host, input = self.now, None, None
         try:
             while (bucket := queue.open(until)) is not None:
                 edge, skipped = queue.edge, 0
-                low = high = never  # of the bucket that ``put`` appends to
-                put = bucket.append
+                low, high, put = math.inf, math.inf, bucket.append  # the bucket that the last arrival went to
                 for now, host, input, tag in bucket:
                     if tag:
                         if tag < 0:
@@ -457,24 +456,14 @@ class World:
                             host.busy = at + host.per_message
                         elif host.life and (at := host.admit(now, tag, input.message)) > now:
                             skipped += 1
-                            if low <= at < high:
-                                put((at, host, input, host.life))
-                            elif at >= edge:
-                                far[at // width].append((at, host, input, host.life))
-                            else:
-                                insort(bucket, (at, host, input, host.life), key=TIME)
+                            queue.push(at, host, input, host.life)
                             continue
-                    effects = host.handle(now, input)
-                    if not effects:
-                        continue
-                    for effect in effects:
+                    for effect in host.handle(now, input):
                         kind = type(effect)
-                        if kind is SendAll:
-                            if effect.to is not host.to:
-                                network.meet(host, effect.to)
-                            peers, message = host.peers, effect.message
-                        elif kind is Send:
-                            peers, message = (find(effect.to),), effect.message
+                        if kind is SendAll and (effect.to is host.to or network.meet(host, effect.to)):
+                            peers = host.peers
+                        elif kind is Send and (peer := find(effect.to)) is not None:
+                            peers = (peer,)
                         elif kind is SetTimer and (at := now + effect.delay / host.rate) >= edge:
                             far[at // width].append((at, host, Expired(effect.timer), host.life))
                             continue
@@ -486,35 +475,31 @@ class World:
                         else:
                             carry(host, now, effect)
                             continue
+                        message = effect.message
                         size, received = message.wire_size, Received(host.name, message)
                         delays, up = host.delays, size * host.up
                         at = host.up_free if up and host.up_free > now else now
                         for peer in peers:
-                            if peer is None:
-                                network.dropped["unknown"] += 1
-                                continue
                             at += up
                             if (delay := delays[peer.region]) is None:
                                 network.route(now, at, host, peer, received, size)
                                 continue
                             arrive = at + delay
+                            entry = (arrive, peer, received, size if peer.inbound else 0)
                             if low <= arrive < high:
-                                put((arrive, peer, received, size if peer.inbound else 0))
-                            elif arrive >= edge:
-                                number = arrive // width
-                                low, high = number * width, (number + 1.0) * width
-                                put = far[number].append
-                                put((arrive, peer, received, size if peer.inbound else 0))
+                                put(entry)
+                            elif arrive < edge:
+                                insort(bucket, entry, key=TIME)
                             else:
-                                insort(bucket, (arrive, peer, received, size if peer.inbound else 0), key=TIME)
+                                number = arrive // width
+                                low, high, put = number * width, (number + 1.0) * width, far[number].append
+                                put(entry)
                         if up:
                             host.up_free = at
                             host.sent_bytes += size * len(peers)
                 self.protocol_events += len(bucket) - skipped
-        except Halt:
-            raise
-        except Exception:
-            if type(host) is not Host:
+        except Exception as error:
+            if type(error) is Halt or type(host) is not Host:
                 raise
             self._fail(host, now, input)
 
