@@ -23,6 +23,7 @@ from tidings.core.filters import (
     conform,
     format_attributes,
     from_json,
+    kernels,
     parse,
     parse_attributes,
 )
@@ -672,3 +673,39 @@ def test_values_in_json_become_columns() -> None:
     assert from_json(["00ff"], AttrType.BINARY).to_pylist() == [b"\x00\xff"]
     with pytest.raises(BadAttribute):
         from_json(["x"], AttrType.INT)
+
+
+# --- large texts ------------------------------------------------------------------------------------------
+
+
+def test_a_filter_that_joins_very_many_texts_is_refused() -> None:
+    schema = parse_attributes("name string")
+    parse(f"length(concat({', '.join(['name'] * 32)})) > 1", schema)
+    for text in (f"length(concat({', '.join(['name'] * 33)})) > 1", f"upper({' || '.join(['name'] * 11)}) = 'A'"):
+        with pytest.raises(BadFilter, match="joins more than 32 texts"):
+            parse(text, schema)
+
+
+def test_what_a_row_yields_does_not_depend_on_how_much_its_neighbours_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = parse("length(concat(name, name, name)) > 5", parse_attributes("name string"))
+    rows = data_rows(5, None, [b"x"] * 7, None, {"name": pa.array(["a", "bb", None, "ccc", "", "dd", "e"])})
+    whole = found.mask(rows)
+    monkeypatch.setattr(kernels, "ROOM", 1)  # each row by itself
+    assert found.mask(rows).tolist() == found.mask(rows.batch).tolist() == whole.tolist()
+    assert whole.tolist() == [False, True, False, True, False, True, False]
+
+
+def test_a_row_that_arrow_cannot_evaluate_does_not_pass_and_takes_no_other_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = parse("length(name) > 1", parse_attributes("name string"))
+    length = kernels.KERNELS["length"]
+
+    def limited(node: Any, args: list[Any]) -> Any:
+        if "huge" in args[0].to_pylist():
+            raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
+        return length(node, args)
+
+    monkeypatch.setitem(kernels.KERNELS, "length", limited)  # type: ignore[arg-type]
+    names = pa.table({"name": ["aa", "huge", "b", "cc", "huge"]})
+    assert found.mask(names).tolist() == [True, False, False, True, False]

@@ -10,7 +10,7 @@ from tidings.core.errors import BadFilter, BadInput, Contradiction, NotFinal
 from tidings.core.filters import AttrType, parse_attributes
 from tidings.core.gc import GcPolicy, due_before
 from tidings.core.history import History
-from tidings.core.predicates import Predicate, predicates_in
+from tidings.core.predicates import Predicate, predicates_in, refuse_unsound
 from tidings.core.rows import GC, ROW_SCHEMA, ArrowRows, Origin, Rows, before_rows, data_rows, where_rows
 from tidings.core.span import Span
 
@@ -173,3 +173,31 @@ def test_a_row_that_is_said_to_survive_its_predicate_is_a_contradiction() -> Non
     beside = tenants(4, ["delta"]).rows.concat([wheres(5, delta).rows])
     with pytest.raises(Contradiction, match="event 5 collects row 4"):
         history.accept(Span("s", 4, 6, 9, beside))
+
+
+# --- what an owner lets pass ------------------------------------------------------------------------------
+
+
+def event(kind: int = 0, key: bytes | None = None, before: int | None = None) -> ArrowRows:
+    columns = [
+        pa.array([value], field.type) for value, field in zip((kind, key, b"x", before), ROW_SCHEMA, strict=True)
+    ]
+    return ArrowRows(None, pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA), first=1)
+
+
+@pytest.mark.parametrize("rows", [event(), event(key=b"a"), event(GC, before=1), event(GC)])
+def test_events_that_keep_collection_final_may_be_published(rows: ArrowRows) -> None:
+    refuse_unsound(rows, SCHEMA)
+
+
+@pytest.mark.parametrize("rows", [event(GC, b"a", 1), event(GC, b"a"), event(0, None, 1), event(0, b"a", 1), event(7)])
+def test_an_event_that_another_could_collect_without_implying_it_may_not_be_published(rows: ArrowRows) -> None:
+    with pytest.raises(BadInput, match="kind 1"):
+        refuse_unsound(rows, SCHEMA)
+
+
+@pytest.mark.parametrize("text", ["(n string) n = '1'", "(gone string) gone = 'a'", "(n bigint) n > 1L"])
+def test_a_predicate_over_other_attributes_than_the_stream_s_may_not_be_published(text: str) -> None:
+    with pytest.raises(BadInput, match="no attribute of the stream"):
+        refuse_unsound(where_rows(1, [text]), SCHEMA)
+    refuse_unsound(where_rows(1, ["(n int) n > 1"]), SCHEMA)

@@ -13,6 +13,7 @@ from tidings.protocols.kernel import Received, Report, Send
 from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Answer, Gone, Read
 from tidings.protocols.proxy import Proxy, ProxySettings, StreamDef
+from tidings.protocols.pull import PullSettings
 
 
 def replica() -> Proxy:
@@ -54,3 +55,13 @@ def test_a_read_below_the_floor_is_told_where_to_read() -> None:
     made.log.histories["s"].purge()
     sent, _ = made.handle(0.0, Received("c", Read("s", 1, 3, 3)))
     assert isinstance(sent, Send) and isinstance(sent.message, Gone) and sent.message.floor == 6
+
+
+@pytest.mark.parametrize("rows", [[b"x" * (5 << 20)] * 2, [b"x"] * 5])
+def test_a_read_that_is_too_much_for_a_message_is_counted_and_not_answered(rows: list[bytes]) -> None:
+    settings = ProxySettings(pull=PullSettings(reply_rows=4))
+    made = Proxy("p", "r", "config", [StreamDef("s", "r")], {}, settings, [], random.Random(1))
+    made.log.histories["s"].accept(Span.of("s", 1, data_rows(1, None, rows)))
+    assert made.handle(0.0, Received("c", Read("s", 1, 1 + len(rows), 1))) == [Report("read_too_large")]
+    (answer,) = made.handle(0.0, Received("c", Read("s", 1, 2, 1)))
+    assert isinstance(answer, Send) and isinstance(answer.message, Answer)

@@ -132,6 +132,16 @@ def test_what_cannot_be_followed_is_refused_with_the_reason(follow: Follow) -> N
     assert isinstance(refusal, Unfollowed) and refusal.id == 1 and refusal.reason
 
 
+def test_whoever_consumes_from_a_stream_that_was_deleted_meanwhile_is_told() -> None:
+    replica = Replica()
+    replica.commits(span(1, "a", "b"))
+    replica.hears(Follow(1, "s", EARLIEST))
+    del replica.histories["s"]  # type: ignore[attr-defined]
+    (told,) = replica.hears(Consumed(1, 3))
+    assert isinstance(told, Unfollowed) and "deleted" in told.reason
+    assert replica.hears(Consumed(1, 3)) == []
+
+
 def test_a_replica_takes_so_many_subscriptions_and_no_more() -> None:
     replica = Replica(subscriptions=1)
     replica.hears(Follow(1, "s", 1))

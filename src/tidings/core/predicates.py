@@ -94,11 +94,28 @@ def _read(text: str, by_key: bool) -> Predicate:
     return replace(predicate, text=text)  # as published, whatever is canonical by now: all nodes compare that
 
 
-def predicates_in(rows: ArrowRows, by_key: bool = False) -> list[tuple[int, Predicate]]:
-    """The predicate events among rows with their numbers; `BadInput` if one must not be published on such a stream.
+def refuse_unsound(rows: ArrowRows, attributes: Mapping[str, AttrType], by_key: bool = False) -> None:
+    """`BadInput` if one of these events must not be published on a stream with such attributes.
 
-    An owner asks this of a batch before it numbers it.
+    An owner asks this of a batch before it numbers it: afterwards every node applies what it says. An event that
+    collects by number or predicate has no key, or one that it does not imply could collect it; a predicate names
+    attributes by the types that they have here, or it could not be applied to the rows.
     """
+    kinds = rows.batch.column("kind").to_numpy()
+    befores = rows.batch.column("before")
+    if kinds.any() or befores.null_count < rows.count:
+        counts = befores.is_valid().to_numpy(zero_copy_only=False)
+        keyed = rows.batch.column("key").is_valid().to_numpy(zero_copy_only=False)
+        if (kinds > GC).any() or (counts & (kinds != GC)).any() or (keyed & (kinds == GC)).any():
+            raise BadInput(f"an event that collects is of kind {GC} and has no key, others have no before")
+    for seq, predicate in predicates_in(rows, by_key):
+        for name, kind in predicate.attributes.items():
+            if attributes.get(name) != kind:
+                raise BadInput(f"event {seq} collects by {name!r} as {kind}, which is no attribute of the stream")
+
+
+def predicates_in(rows: ArrowRows, by_key: bool = False) -> list[tuple[int, Predicate]]:
+    """The predicate events among rows with their numbers; `BadInput` if one must not be published on such a stream."""
     at = rows.batch.schema.get_field_index(WHERE)
     if at < 0 or rows.batch.column(at).null_count == rows.count:
         return []

@@ -53,7 +53,8 @@ class Know(Message, frozen=True, gc=False):
 class Read(Message, frozen=True, gc=False):
     """A reader asks for exactly the rows of [lo, hi) that survive collection below ``asof``.
 
-    Any replica answers with `Answer`, or with `Gone` if it can no longer tell.
+    Any replica answers with `Answer`, or with `Gone` if it can no longer tell; what is too much for a message it does
+    not answer.
     """
 
     stream: StreamId

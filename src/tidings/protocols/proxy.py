@@ -20,8 +20,9 @@ from tidings.core.filters import ARROW, parse_attributes
 from tidings.core.filters import parse as parse_filter
 from tidings.core.gc import GcPolicy, due_before
 from tidings.core.history import History
-from tidings.core.ids import FIRST, NEVER, NodeId, RegionId, StreamId, is_hidden
-from tidings.core.predicates import predicates_in
+from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_hidden
+from tidings.core.listed import ListedRows
+from tidings.core.predicates import refuse_unsound
 from tidings.core.rows import ROW_SCHEMA, WHERE, ArrowRows, CountedRows, Origin, Rows, before_rows
 from tidings.core.span import MESSAGE_BYTES, Span
 from tidings.core.ticks import HybridClock
@@ -151,6 +152,9 @@ from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
 
 OWNER = "_owner"
 """The publisher name of events that a stream's owner publishes by itself ("before n" of a policy)."""
+
+LAST_LOST = 1 << 62
+"""Where a loss ends at the latest; ours, because whatever is published after it must find numbers below 2**63."""
 
 WEIGHED = 4  # leases whose dead rows are counted in one go; ours: a few milliseconds where millions are dead
 
@@ -662,18 +666,22 @@ class Proxy:
         return self.receipts if stream == self.receipts.name else self.streams.get(stream)
 
     def _rows_fit(self, stream: StreamDef, rows: ArrowRows) -> bool:
-        """Whether the columns are those that every stream has and some of its attributes, and its predicates final."""
-        if rows.plain:
+        """Whether the columns are those of every stream and some of its attributes, and what collects is sound."""
+        if isinstance(rows, ListedRows):
             return True
-        declared = {name: ARROW[kind] for name, kind in parse_attributes(stream.attrs).items()} | {WHERE: pa.string()}
-        base, extra = list(rows.batch.schema)[: len(ROW_SCHEMA)], list(rows.batch.schema)[len(ROW_SCHEMA) :]
-        if base != list(ROW_SCHEMA) or any([declared.get(field.name) != field.type for field in extra]):
-            return False
+        attributes = parse_attributes(stream.attrs)
+        if not rows.plain:
+            declared = {name: ARROW[kind] for name, kind in attributes.items()} | {WHERE: pa.string()}
+            base, extra = list(rows.batch.schema)[: len(ROW_SCHEMA)], list(rows.batch.schema)[len(ROW_SCHEMA) :]
+            if base != list(ROW_SCHEMA) or len({field.name for field in extra}) < len(extra):
+                return False
+            if any([declared.get(field.name) != field.type or not field.nullable for field in extra]):
+                return False  # where a batch does not have the column it is null
         try:
-            predicates_in(rows, self.policies[stream.name].by_key)
+            refuse_unsound(rows, attributes, self.policies[stream.name].by_key)
         except BadInput:
             return False
-        return len({field.name for field in extra}) == len(extra)
+        return True
 
     # --- readers ------------------------------------------------------------------------------------------
 
@@ -682,7 +690,10 @@ class Proxy:
         if history is None or is_hidden(read.stream) or not FIRST <= read.lo < read.hi:
             return [Report("bad_message")]
         try:
-            return [Send(src, Answer(history.rows(read.lo, read.hi, read.asof)))]
+            span = history.rows(read.lo, read.hi, read.asof, self.settings.pull.reply_rows)
+            if span.hi < read.hi or span.wire_size > MESSAGE_BYTES:
+                return [Report("read_too_large")]  # in pieces it is answered
+            return [Send(src, Answer(span))]
         except AsofGone as gone:
             return [Send(src, Gone(read.stream, read.asof, gone.floor)), Report("asof_gone")]
         except NotYet:
@@ -763,8 +774,8 @@ def _refused_loss(stream: StreamDef, end: int, lo: int, hi: int) -> str:
     """Why a range of a stream that ends at ``end`` cannot be declared lost, or ""."""
     if stream.counted:
         return f"stream {stream.name!r} only counts its events, so a part of them cannot be lost"
-    if not FIRST <= lo < hi < NEVER:
-        return f"[{lo}, {hi}) is not a range of numbers"
+    if not FIRST <= lo < hi <= LAST_LOST:
+        return f"[{lo}, {hi}) is not a range of numbers up to {LAST_LOST}"
     if lo < end:
         return f"stream {stream.name!r}: everything below {end} is known, and what is known is not lost"
     if lo > end:

@@ -266,6 +266,11 @@ class Subscriptions:
         if position is not None:
             del self.by_stream[position.stream][key]
 
+    def _end(self, key: tuple[NodeId, int], position: Position) -> Send:
+        """Tell a subscriber that its stream is gone."""
+        self._drop(key)
+        return Send(key[0], Unfollowed(key[1], f"stream {position.stream!r} was deleted"))
+
     def _consumed(self, key: tuple[NodeId, int], horizon: int) -> Effects:
         position = self.positions.get(key)
         if position is None or horizon > position.next:
@@ -273,6 +278,8 @@ class Subscriptions:
         position.idle = 0
         if horizon <= position.done:
             return NOTHING
+        if position.stream not in self.histories:
+            return [self._end(key, position)]
         position.consumed(horizon)
         effects: list[Effect] = []
         self._pump(key, position, effects)
@@ -356,8 +363,7 @@ class Subscriptions:
         for key, position in list(self.positions.items()):
             position.idle = position.idle + 1 if position.unacked else 0
             if position.stream not in self.histories:
-                self._drop(key)
-                effects.append(Send(key[0], Unfollowed(key[1], f"stream {position.stream!r} was deleted")))
+                effects.append(self._end(key, position))
             elif position.idle > self.settings.patience:
                 self._drop(key)
                 effects.append(Report("subscriber_given_up"))

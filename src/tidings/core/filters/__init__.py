@@ -28,7 +28,16 @@ from dataclasses import dataclass
 from tidings.core.errors import BadAttribute, BadFilter
 from tidings.core.filters.kernels import Columns, mask
 from tidings.core.filters.nodes import Node, nulled
-from tidings.core.filters.reader import MAX_DEPTH, MAX_NODES, MAX_TEXT, check_nesting, check_size, read, sqlglot
+from tidings.core.filters.reader import (
+    MAX_DEPTH,
+    MAX_GROWTH,
+    MAX_NODES,
+    MAX_TEXT,
+    check_nesting,
+    check_size,
+    read,
+    sqlglot,
+)
 from tidings.core.filters.types import (
     ARROW,
     RESERVED,
@@ -44,6 +53,7 @@ from tidings.core.rows import Mask
 __all__ = [
     "ARROW",
     "MAX_DEPTH",
+    "MAX_GROWTH",
     "MAX_NODES",
     "MAX_TEXT",
     "RESERVED",
@@ -87,6 +97,8 @@ class Filter:
 def parse(text: str, schema: Mapping[str, AttrType]) -> Filter:
     """The filter a user wrote over a stream's attributes; `BadFilter` says what is wrong and where."""
     root = read(text, schema)
+    if root.growth > MAX_GROWTH:
+        raise BadFilter(f"joins more than {MAX_GROWTH} texts to one; compare them one by one")
     canonical = root.sql
     check_size(canonical)
     check_nesting(sqlglot().tokenize(canonical), canonical)

@@ -19,12 +19,14 @@ from tidings.core.errors import BadInput
 from tidings.core.filters import nodes
 from tidings.core.filters.nodes import Node, Pattern
 from tidings.core.filters.types import ARROW, SYSTEM, AttrType
+from tidings.core.ids import NEVER
 from tidings.core.rows import DATA, ArrowRows, CountedRows, Mask, Rows
 
 Datum: TypeAlias = Any  # pa.Array or pa.Scalar: Arrow's functions take either
 Columns: TypeAlias = Rows | pa.RecordBatch | pa.Table
 
 _MICROS = 1_000_000
+ROOM = 1 << 30  # bytes of text made in one go; ours, because Arrow's arrays of text end at twice this
 _KINDS = pa.array(["data", "gc"])
 
 
@@ -36,6 +38,11 @@ class Frame:
         self._batch = source.batch if isinstance(source, ArrowRows) else source
         self._made: dict[str, pa.Array] = {}
         self.count: int = self._batch.num_rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        return self._batch.nbytes  # type: ignore[no-any-return]
 
     def column(self, name: str, kind: AttrType) -> pa.Array:
         """A column in the Arrow type of its declaration; null where there is none of that name."""
@@ -92,11 +99,27 @@ def mask(root: Node, source: Columns) -> Mask:
         return np.zeros(0, np.bool_)
     assert isinstance(source, ArrowRows | pa.RecordBatch | pa.Table)
     frame = Frame(source)
-    found = run(root, frame)
+    try:
+        if frame.count > 1 and frame.nbytes * root.growth > ROOM:
+            return _by_halves(root, source, frame.count)
+        found = run(root, frame)
+    except pa.ArrowException:  # Arrow has limits of its own; what a row yields must not depend on its neighbours
+        return _by_halves(root, source, frame.count) if frame.count > 1 else np.zeros(frame.count, np.bool_)
     if isinstance(found, pa.Scalar):
         return np.full(frame.count, found.as_py() is True)
     passed: Mask = found.fill_null(False).to_numpy(zero_copy_only=False)
     return passed
+
+
+def _by_halves(root: Node, source: ArrowRows | pa.RecordBatch | pa.Table, count: int) -> Mask:
+    """The same in two steps: less is made at a time."""
+    half = count // 2
+    if isinstance(source, ArrowRows):
+        middle = int(source.numbers[half])
+        parts = [source.slice(0, middle), source.slice(middle, NEVER)]
+    else:
+        parts = [source.slice(0, half), source.slice(half)]
+    return np.concatenate([mask(root, part) for part in parts])
 
 
 def run(node: Node, frame: Frame) -> Datum:

@@ -68,9 +68,25 @@ class Node:
         return frozenset(node.value for node in self.walk() if node.op == "column")
 
     @property
+    def growth(self) -> int:
+        """How many times the bytes of a row's columns the largest text that is made on the way can have, at most."""
+        return _growth(self)[1]
+
+    @property
     def sql(self) -> str:
         """The canonical text."""
         return _sql(self)
+
+
+def _growth(node: Node) -> tuple[int, int]:
+    """Of what a node yields, and of all that is made on the way to it."""
+    if not node.args:
+        return 1, 1
+    inner = [_growth(arg) for arg in node.args]
+    own = sum([size for size, _ in inner]) if node.op == "concat" else max([size for size, _ in inner])
+    if node.op in ("lower", "upper"):
+        own *= 3  # one character may become three of the same length
+    return own, max([own, *[largest for _, largest in inner]])
 
 
 def literal(value: Value, kind: AttrType | None) -> Node:

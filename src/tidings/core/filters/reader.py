@@ -25,6 +25,9 @@ from tidings.core.filters.types import SYSTEM, AttrType, suggestion
 
 MAX_TEXT = 64 << 10  # bytes; ours, because a filter travels with every subscription
 MAX_DEPTH = 24  # ours, because sqlglot needs about 23 Python frames per level, and the caller has some too
+MAX_GROWTH = (
+    32  # ours, because of the largest row (8 MiB) this makes a text that fits into memory, and into Arrow's 2 GiB
+)
 MAX_NODES = 10_000  # ours, because a list of so many literals fits MAX_TEXT and is evaluated in one pass
 MAX_DIGITS = 38  # of Spark's decimals
 

@@ -1,0 +1,82 @@
+"""What a head refuses before it numbers it: whatever reaches the log is applied by every replica, for good."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from tidings.core.rows import ROW_SCHEMA, ArrowRows, data_rows, where_rows
+from tidings.protocols.catalog import DeclareLost, Defined, NotDefined
+from tidings.protocols.configuration import Current
+from tidings.protocols.kernel import Message, Persist, Persisted, Received, Send
+from tidings.protocols.membership import Membership
+from tidings.protocols.proxy import LAST_LOST, Proxy, ProxySettings, StreamDef
+from tidings.protocols.publishing import OpenSession, Publish, Published, Rejected, SessionOpened
+
+
+class Owner:
+    """The only replica of a region, and whoever asks it."""
+
+    def __init__(self, stream: StreamDef) -> None:
+        self.proxy = Proxy("p", "r", "config", [stream], {}, ProxySettings(), [], random.Random(1))
+        self.proxy.start(0.0)
+        self.hears(Current(Membership("r", 1, ("p",)), self.proxy.chain.nonce), "config")
+        (opened,) = self.hears(OpenSession("me", 1))
+        assert isinstance(opened, SessionOpened)
+        self.session, self.next = opened.session, 1
+
+    def hears(self, message: Message, src: str = "c") -> list[Message]:
+        """The answers, once all is on disk."""
+        effects, answers = list(self.proxy.handle(1.0, Received(src, message))), []
+        while effects:
+            effect = effects.pop(0)
+            if isinstance(effect, Persist):
+                effects += self.proxy.handle(1.0, Persisted(effect.token))
+            elif isinstance(effect, Send) and effect.to == src:
+                answers.append(effect.message)
+        return answers
+
+    def publishes(self, rows: ArrowRows) -> Message:
+        (answer,) = self.hears(Publish("s", "me", self.session, self.next, rows))
+        self.next += rows.count if isinstance(answer, Published) else 0
+        return answer
+
+
+def priced(nullable: bool) -> ArrowRows:
+    schema = ROW_SCHEMA.append(pa.field("price", pa.float64(), nullable=nullable))
+    columns = [pa.array([value], field.type) for value, field in zip((0, b"k", b"x", None, 1.0), schema, strict=True)]
+    return ArrowRows(None, pa.RecordBatch.from_arrays(columns, schema=schema), first=1)
+
+
+def test_a_predicate_over_another_type_than_declared_takes_nothing_along() -> None:
+    owner = Owner(StreamDef("s", "r", attrs="price double"))
+    assert isinstance(owner.publishes(priced(nullable=True)), Published)
+    wrong = where_rows(1, ["(price timestamp) price > TIMESTAMP '2020-01-01 00:00:00Z'"])
+    assert owner.publishes(wrong) == Rejected(owner.session, 2, "rows")
+    assert isinstance(owner.publishes(where_rows(1, ["(price double) price > 2.0D"])), Published)
+    assert owner.proxy.log.histories["s"].horizon == 3
+
+
+def test_an_attribute_that_cannot_be_null_is_refused() -> None:
+    owner = Owner(StreamDef("s", "r", attrs="price double"))
+    assert owner.publishes(priced(nullable=False)) == Rejected(owner.session, 1, "rows")
+
+
+def test_a_before_event_with_a_key_is_refused() -> None:
+    owner = Owner(StreamDef("s", "r", "by-key"))
+    columns = [pa.array([value], field.type) for value, field in zip((1, b"z", b"x", 1), ROW_SCHEMA, strict=True)]
+    keyed = ArrowRows(None, pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA), first=1)
+    assert owner.publishes(keyed) == Rejected(owner.session, 1, "rows")
+    assert isinstance(owner.publishes(data_rows(1, [b"z"], [b"x"])), Published)
+
+
+@pytest.mark.parametrize("hi", [LAST_LOST + 1, (1 << 63) - 2, (1 << 63) - 1])
+def test_a_loss_leaves_numbers_to_be_published(hi: int) -> None:
+    owner = Owner(StreamDef("s", "r"))
+    (refused,) = owner.hears(DeclareLost(1, "s", 1, hi))
+    assert isinstance(refused, NotDefined) and str(LAST_LOST) in refused.reason
+    (declared,) = owner.hears(DeclareLost(2, "s", 1, LAST_LOST))
+    assert isinstance(declared, Defined)
+    assert isinstance(owner.publishes(data_rows(1, None, [b"x"])), Published)
