@@ -631,7 +631,8 @@ class Proxy:
     def _hold(self, table: Table) -> None:
         """Another table is committed here: what it does not keep may be purged, what it does may not."""
         for name, old in self.leased.items():
-            if name not in table and old.stream in self.log.histories:
+            kept = name in table and table[name].stream == old.stream  # a snapshot may jump over its end elsewhere
+            if not kept and old.stream in self.log.histories:
                 self.log.histories[old.stream].release(name)
         self.leased = table
         for name, entry in table.items():
