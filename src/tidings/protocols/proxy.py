@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -152,6 +153,7 @@ from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
 OWNER = "_owner"
 """The publisher name of events that a stream's owner publishes by itself ("before n" of a policy)."""
 
+ANSWERS = 1024  # owed for one record; ours: more clients than ask within the time a record takes
 WEIGHED = 4  # leases whose dead rows are counted in one go; ours: a few milliseconds where millions are dead
 
 CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Compare, Compared, Current, BeatTick, RetryTick})
@@ -164,6 +166,10 @@ HEAD_ONLY = frozenset(
     }
 )
 INTER_REGION = frozenset({Know, Done, Advertise, Subscribe, Unsubscribe, Solicit, AdvertiseTick, PumpTick})
+
+
+Owed: TypeAlias = dict[tuple[NodeId, Message], None]
+"""Answers and to whom, each once, in the order of the questions."""
 
 
 class MaintainTick(Timer, frozen=True, gc=False):
@@ -247,8 +253,9 @@ class Proxy:
         self.sinks = Sinks(self.log, region, lambda stream, now: self.clocks[stream].next(now), settings.sinks)
         self.subscriptions = Subscriptions(self.log.histories, self._match, settings.subscriptions)
         self.led: Lsn | None = None  # as head: the last record this replica did not number itself
-        self.waiting: dict[Lsn, list[tuple[NodeId, Message]]] = {}  # answers owed when a record is committed
+        self.waiting: dict[Lsn, Owed] = {}  # answers owed when a record is committed
         self.barrier: Lsn = 0  # the newest record that was written only to see whether this is still the head
+        self.later: Owed = {}  # answers to questions that came after it: they go with the next one
 
     # --- the boundary -------------------------------------------------------------------------------
 
@@ -293,6 +300,7 @@ class Proxy:
         self.leases.check()
         self.sinks.check()
         assert len(self.waiting) <= self.settings.chain.backlog, "answers owed are bounded by the backlog"
+        assert all([len(owed) <= ANSWERS for owed in (*self.waiting.values(), self.later)]), "and for each record"
 
     # --- translating between the layers ---------------------------------------------------------------
 
@@ -336,6 +344,8 @@ class Proxy:
             if stream in self.subscriptions.by_stream and (stream in self.streams or stream == self.receipts.name):
                 out += self.subscriptions.committed(stream, _parts_of(stream, fresh))
         out += [Send(node, answer) for node, answer in self.waiting.pop(item.record.lsn, ())]
+        if self.later:
+            out += self._confirm(now)
         if self.sinks.moving:
             out += self._move_sinks(now)
         return out
@@ -349,6 +359,7 @@ class Proxy:
             self.led = None
             self.barrier = 0
             self.waiting.clear()
+            self.later.clear()
         return self.inter_region.reconfigure(now, membership, self.chain.is_head, self.chain.is_tail)
 
     def _take_the_lead(self, now: Time) -> None:
@@ -452,14 +463,22 @@ class Proxy:
         return "" if fits else "rows"
 
     def _answer_as_head(self, now: Time, to: NodeId, answer: Message) -> list[Effect]:
-        """Answer for good only once a record written now is committed: a head that was replaced knows too little."""
-        effects: list[Effect] = []
-        if self.barrier <= self.log.committed:
-            if self.chain.busy:
-                return []  # asked again later
-            effects = self._append(now, [], None)
-            self.barrier = self.log.last
-        return [*effects, *self._answer(to, self.barrier, answer)]
+        """Answer for good only once a record written after the question is committed: a replaced head knows too little.
+
+        One such record is under way at a time. It says nothing of what was asked after it was written, because it may
+        have been acknowledged before the head was replaced; those answers share the next one.
+        """
+        if self.barrier <= self.log.committed and self.chain.busy:
+            return []  # asked again later
+        return [*self._owe(self.later, to, answer), *self._confirm(now)]
+
+    def _confirm(self, now: Time) -> list[Effect]:
+        """Write a record for the answers that wait for one, if none is under way."""
+        if not self.later or self.barrier > self.log.committed or self.chain.busy or not self.chain.is_head:
+            return []
+        self.barrier = self.log.last + 1
+        self.waiting[self.barrier], self.later = self.later, {}
+        return self._append(now, [], None)
 
     def add_local_event(self, now: Time, src: NodeId, batch: Publish) -> list[Effect]:
         """Number a new batch, write it with its publisher's entry, owe the answer (A1.15)."""
@@ -481,9 +500,12 @@ class Proxy:
         """Answer now if the record is committed, else when it is."""
         if lsn <= self.log.committed:
             return [Send(to, answer)]
-        owed = self.waiting.setdefault(lsn, [])
-        if (to, answer) not in owed:
-            owed.append((to, answer))
+        return self._owe(self.waiting.setdefault(lsn, {}), to, answer)
+
+    def _owe(self, owed: Owed, to: NodeId, answer: Message) -> list[Effect]:
+        if len(owed) >= ANSWERS and (to, answer) not in owed:
+            return [Report("answers_full")]  # asked again later
+        owed[to, answer] = None
         return []
 
     # --- sinks: batches that are staged by many and committed once ---------------------------------------------
