@@ -104,6 +104,7 @@ from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Answer, Done, Gone, Know, Read
 from tidings.protocols.publishing import (
     PUBLISHERS,
+    REFUSED,
     REMEMBERED,
     Batch,
     Entry,
@@ -437,6 +438,8 @@ class Proxy:
         if verdict == "new":
             held = self.chain.busy or self.sinks.busy(batch.stream)
             verdict = "busy" if held else self._fits(batch.stream, batch.rows) or "new"
+            if verdict in REFUSED:
+                return self._refuse(now, src, batch, verdict)
         if isinstance(verdict, Batch):
             again = Published(batch.session, batch.first, verdict.lo, verdict.lo + verdict.count)
             across = [Report("retry_across_failover")] if verdict.lsn <= (self.led or 0) else []
@@ -447,6 +450,13 @@ class Proxy:
         if verdict in REMEMBERED:
             return [*self._answer_as_head(now, src, rejected), Report(f"publish_{verdict}")]
         return [Send(src, rejected), Report(f"publish_{verdict}")]
+
+    def _refuse(self, now: Time, src: NodeId, batch: Publish, reason: str) -> list[Effect]:
+        """A batch does not fit, and never will in this session: that is written down before it is said."""
+        self.publishers.end(now, batch.publisher, reason)
+        effects = self._append(now, [], batch.publisher)
+        answer = Rejected(batch.session, batch.first, reason)
+        return [*effects, *self._answer(src, self.log.last, answer), Report(f"publish_{reason}")]
 
     def _fits(self, name: StreamId, rows: Rows) -> str:
         """Why new rows cannot become part of their stream, or ""; what cannot must not reach the log."""
