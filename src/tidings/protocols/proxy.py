@@ -139,6 +139,7 @@ from tidings.protocols.sinks import (
 from tidings.protocols.subscriptions import (
     CURSORS,
     Consumed,
+    CursorAt,
     Cursors,
     FeedTick,
     Follow,
@@ -223,6 +224,7 @@ class Proxy:
         owners = {definitions_of(name): name for name in self.catalog.regions}
         owners |= {stream.name: stream.region for stream in streams}
         self.owners = owners  # of every stream that leaves its region
+        self.cursors = Cursors(settings.subscriptions)
         self.leased: Table = {}  # as committed here
         self.held: dict[str, int] = {}  # bytes of dead rows that each of them keeps
         self.weighed = 0
@@ -249,7 +251,6 @@ class Proxy:
         self.views = Views(me, region, settings.views, rng, self.chain.membership, replica=True)
         self.pull = PullProxy(me, settings.pull, self.views, rng, self.log.histories)
         self.publishers = Publishers(settings.publish)
-        self.cursors = Cursors()
         self.leases = Leases(settings.leases)
         self.sinks = Sinks(self.log, region, lambda stream, now: self.clocks[stream].next(now), settings.sinks)
         self.subscriptions = Subscriptions(self.log.histories, self._match, settings.subscriptions)
@@ -298,6 +299,7 @@ class Proxy:
         self.views.check()
         self.pull.check()
         self.subscriptions.check()
+        self.cursors.check()
         self.leases.check()
         self.sinks.check()
         assert len(self.waiting) <= self.settings.chain.backlog, "answers owed are bounded by the backlog"
@@ -368,7 +370,8 @@ class Proxy:
         self.led = self.log.last
         self.recovery.begin(now)
         self.publishers.load(self._all_rows(PUBLISHERS))
-        self.cursors.load(self._all_rows(CURSORS))
+        gone = {stream.name for stream in self.streams.values() if stream.deleted}
+        self.cursors.load(self._all_rows(CURSORS), gone)
         self.leases.load(now, self._all_rows(LEASES))
         self.sinks.load(self._all_rows(SINKS), self._all_rows(STAGES))
         self._observe_ticks()
@@ -572,6 +575,8 @@ class Proxy:
         for definition in definitions_in(part.rows):
             if self.catalog.learn(owner, definition):
                 self._enact(definition)
+                if definition.deleted:
+                    self.cursors.forget(definition.name)
 
     def _enact(self, stream: StreamDef) -> None:
         """A definition is committed here."""
@@ -623,13 +628,26 @@ class Proxy:
         """Move a durable subscription, or hand it to another holder."""
         if self.chain.busy:
             return [Report("cursor_busy")]  # asked again later
+        stream = self._readable(message.stream)
+        if stream is None or stream.deleted:
+            reason = f"stream {message.stream!r} is unknown here"
+            refusal = CursorAt(message.name, message.stream, 0, 0, reason, unknown=True)
+            return [Report("cursor_refused"), *self._answer_as_head(now, src, refusal)]
         answer, changed = self.cursors.receive(message)
         if not changed:
-            return self._answer_as_head(now, src, answer)
+            reports = [Report("cursor_refused")] if answer.refused else []
+            return [*reports, *self._answer_as_head(now, src, answer)]
         lo = self.log.ends[CURSORS]
         part = Span.of(CURSORS, lo, self.cursors.rows(lo, message.name, message.stream, now))
         effects = self._append(now, [part], None)
         return [*effects, *self._answer(src, self.log.last, answer)]
+
+    def _sweep_cursors(self, now: Time) -> list[Effect]:
+        """Collect what no cursor that is still wanted stands on."""
+        if self.chain.busy or self.recovery.active:
+            return []
+        parts = self.cursors.sweep(self.log.ends[CURSORS], self.log.histories[CURSORS], now)
+        return self._append(now, parts, None) if parts else []
 
     def _keep(self, now: Time, src: NodeId, message: Receipts) -> Effects:
         """Write receipts down; asked again they are written again, which says nothing new."""
@@ -767,6 +785,7 @@ class Proxy:
                 out += [*ended, *self._append(now, [self._lease_table(now)], None)]
         if self.chain.is_head:
             out.extend(self._tidy_sinks(now))
+            out.extend(self._sweep_cursors(now))
         for stream, history in self.log.histories.items():
             history.purge()
             if self.chain.is_head and self._collects(stream) and not self.chain.busy:

@@ -18,7 +18,7 @@ is delivered exactly once, in order, as long as some replica of the region answe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -27,7 +27,7 @@ from tidings.core.errors import AsofGone, BadInput
 from tidings.core.history import History
 from tidings.core.ids import FIRST, NEVER, NodeId, StreamId, is_hidden
 from tidings.core.lens import ALL, Lens
-from tidings.core.rows import NO_ROWS, ArrowRows, Mask, Origin, Rows, data_rows
+from tidings.core.rows import NO_ROWS, ArrowRows, Mask, Origin, Rows, before_rows, data_rows
 from tidings.core.span import MESSAGE_BYTES, Span, within
 from tidings.protocols.kernel import (
     NOTHING,
@@ -52,7 +52,10 @@ from tidings.protocols.publishing import NotHead
 CURSORS: StreamId = "_cursors"
 """The internal stream that holds one entry per durable subscription and stream, by key."""
 
+SWEPT = 1024  # rows of `_cursors` looked at in one go, and superfluous ones before that is worth it; ours
 TRIES = 5  # savings of a cursor without an answer before another replica is asked who is head; ours: a second
+
+LONGEST_NAME = 200  # characters of a durable subscription's; ours: the chain keeps it for good
 
 EARLIEST, LATEST = -1, -2
 """In place of a number to begin with."""
@@ -136,12 +139,17 @@ class SaveCursor(Message, frozen=True, gc=False):
 
 
 class CursorAt(Message, frozen=True, gc=False):
-    """Where a durable subscription stands, and who holds it: an older holder stops."""
+    """Where a durable subscription stands, and who holds it: an older holder stops.
+
+    ``refused``: there is none and cannot be, and why; an older client asks again. ``unknown`` as in `Unfollowed`.
+    """
 
     name: str
     stream: StreamId
     holder: int
     horizon: int  # 0: never saved
+    refused: str = ""
+    unknown: bool = False
 
 
 class FeedTick(Timer, frozen=True, gc=False):
@@ -158,6 +166,7 @@ class SubscriptionSettings(Value, frozen=True, gc=False):
     beat: float = 0.5  # seconds between signs of life
     patience: int = 20  # beats without an answer before a subscriber is given up
     subscriptions: int = 65_536
+    cursors: int = 65_536  # of a region
     silence: float = 2.0  # seconds without a sign of life before the next replica is asked
     again: float = 0.5  # likewise after a connection was lost; doubles while nobody answers, up to the silence
     settle: float = 3.0  # seconds for which a stream that a replica does not know may be new rather than none
@@ -386,33 +395,73 @@ class Cursor(Value, frozen=True, gc=False):
 
 
 class Cursors:
-    """The head's table of durable subscriptions."""
+    """The head's table of durable subscriptions. Only those that somebody opened are in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: SubscriptionSettings | None = None) -> None:
+        self.settings = settings or SubscriptionSettings()
         self.entries: dict[tuple[str, StreamId], Cursor] = {}
+        self.inherited = 0  # how many there were at the start: an older head may have taken more
+        self.swept = 0  # rows below this number are collected, or will be when the record is committed
 
-    def load(self, rows: Iterable[Rows]) -> None:
-        """Rebuild the table from the `_cursors` rows of history and log, oldest first."""
+    def load(self, rows: Iterable[Rows], gone: Container[StreamId] = ()) -> None:
+        """Rebuild the table from the `_cursors` rows of history and log, oldest first; not of streams that are gone."""
         self.entries.clear()
+        self.swept = 0
         for part in rows:
-            assert isinstance(part, ArrowRows)
-            for key, payload in zip(*[part.batch.column(name).to_pylist() for name in ("key", "payload")], strict=True):
-                if key is not None:
-                    name, stream = msgspec.msgpack.decode(key, type=tuple[str, str])
+            for (name, stream), payload in _pairs(part):
+                if stream not in gone:
                     self.entries[name, stream] = msgspec.msgpack.decode(payload, type=Cursor)
+        self.inherited = len(self.entries)
+
+    def check(self) -> None:
+        assert len(self.entries) <= max(self.settings.cursors, self.inherited), "cursors are bounded"
 
     def receive(self, message: OpenCursor | SaveCursor) -> tuple[CursorAt, bool]:
         """The answer to a holder, and whether an entry must be written first."""
         key = (message.name, message.stream)
-        known = self.entries.get(key, Cursor(0, 0))
+        known = self.entries.get(key)
         new = known
         if isinstance(message, OpenCursor):
-            if message.holder > known.holder:
-                new = Cursor(message.holder, known.horizon)
-        elif message.holder == known.holder and message.horizon > known.horizon:
+            if known is None and (reason := self._wrong(message.name)):
+                return CursorAt(message.name, message.stream, 0, 0, reason), False
+            if known is None or message.holder > known.holder:
+                new = Cursor(message.holder, known.horizon if known is not None else 0)
+        elif known is not None and message.holder == known.holder and message.horizon > known.horizon:
             new = Cursor(known.holder, message.horizon)
+        if new is None:  # saved, but nobody has opened it
+            return CursorAt(message.name, message.stream, 0, 0), False
         self.entries[key] = new
         return CursorAt(message.name, message.stream, new.holder, new.horizon), new != known
+
+    def _wrong(self, name: str) -> str:
+        """Why there cannot be one more, or ""."""
+        if not 0 < len(name) <= LONGEST_NAME:
+            return f"the name of a durable subscription has 1 to {LONGEST_NAME} characters, not {len(name)}"
+        if len(self.entries) >= self.settings.cursors:
+            return f"the region has {len(self.entries)} durable subscriptions, and takes no more"
+        return ""
+
+    def forget(self, stream: StreamId) -> None:
+        """The stream was deleted, for good."""
+        self.entries = {key: entry for key, entry in self.entries.items() if key[1] != stream}
+
+    def sweep(self, lo: int, history: History, now: Time) -> list[Span]:
+        """What to write, from ``lo`` on, when most rows of `_cursors` are of streams that are gone; else nothing.
+
+        No later row has the keys of such rows, so nothing would ever collect them. Of the oldest rows those that count
+        are written again, and "before n" collects the rest: a piece at a time, so that no record is large.
+        """
+        if history.live <= 2 * len(self.entries) + SWEPT or history.low < self.swept:
+            return []
+        oldest = history.know(history.low, history.horizon, SWEPT)
+        keys = [key for span in oldest for key, _ in _pairs(span.rows) if key in self.entries]
+        at, self.swept = lo + len(keys), oldest[-1].hi
+        before = Span.of(CURSORS, at, before_rows(at, [self.swept], Origin(at, at + 1, CURSORS, 0, at, 0, now)))
+        if not keys:
+            return [before]
+        names = [msgspec.msgpack.encode(key) for key in keys]
+        payloads = [msgspec.msgpack.encode(self.entries[key]) for key in keys]
+        return [Span.of(CURSORS, lo, data_rows(lo, names, payloads, Origin(lo, at, CURSORS, 0, lo, 0, now))), before]
 
     def rows(self, lo: int, name: str, stream: StreamId, now: Time) -> Rows:
         """An entry as the next row of the `_cursors` stream."""
@@ -420,6 +469,15 @@ class Cursors:
         return data_rows(
             lo, [msgspec.msgpack.encode((name, stream))], [payload], Origin(lo, lo + 1, name, 0, lo, 0, now)
         )
+
+
+def _pairs(rows: Rows) -> Iterator[tuple[tuple[str, StreamId], bytes]]:
+    """Names and entries in rows of `_cursors`."""
+    assert isinstance(rows, ArrowRows)
+    columns = [rows.batch.column(name).to_pylist() for name in ("key", "payload")]
+    for key, payload in zip(*columns, strict=True):
+        if key is not None:
+            yield msgspec.msgpack.decode(key, type=tuple[str, str]), payload
 
 
 # --- the subscriber's end ----------------------------------------------------------------------------------
@@ -677,6 +735,11 @@ class Subscriber:
         return effects
 
     def _cursor(self, now: Time, at: CursorAt) -> Effects:
+        if at.refused and self.opened:
+            return NOTHING  # whoever feeds it says that its stream is gone
+        if at.refused:
+            settling = at.unknown and now - self.began < self.settings.settle
+            return self._soon(now) if settling else self._end(at.refused)
         if at.holder > self.holder and not self.opened:  # whoever opens now is newer, whatever the clocks say
             self.holder = at.holder + 1
             return self._ask()
