@@ -178,6 +178,30 @@ def test_who_answers_no_beat_is_given_up() -> None:
     assert said == ["subscriber_given_up"] and not replica.positions
 
 
+def beats(replica: Replica, count: int) -> list[Any]:
+    """What a replica says at each of so many beats."""
+    return [replica.fed(replica.handle(0.0, Expired(FeedTick()))) for _ in range(count)]
+
+
+def test_who_has_nothing_to_say_for_long_is_asked_and_given_up_if_it_does_not_answer() -> None:
+    replica = Replica(patience=2, ask=3)
+    replica.hears(Follow(1, "s", LATEST))
+    life, asked = [(1, [])], [(0, [])]
+    assert beats(replica, 7) == [life, life, life, asked, asked, ["subscriber_given_up"], []]
+    assert not replica.positions
+
+
+@pytest.mark.parametrize("answer", [Consumed(1, 0), Consumed(1, 1), Follow(1, "s", 1)])
+def test_who_answers_when_it_is_asked_keeps_its_place_and_is_fed_on(answer: Any) -> None:
+    replica = Replica(patience=2, ask=3)
+    replica.hears(Follow(1, "s", LATEST))
+    for _ in range(9):
+        assert beats(replica, 5)[-1] == [(0, [])]
+        replica.hears(answer)
+    assert replica.commits(span(1, "a")) == [(1, [(1, 2, [1])])]
+    assert beats(replica, 1) == [[(2, [])]], "the silence before does not count against it"
+
+
 def test_who_leaves_is_forgotten() -> None:
     replica = Replica()
     replica.hears(Follow(1, "s", 1))
@@ -244,6 +268,17 @@ def test_a_subscriber_delivers_the_next_span_at_its_horizon_and_nothing_else() -
     assert delivered(client.handle(0.1, Received("head", feed(1, span(1, "a", "b"))))) == [1, 2]
     assert delivered(client.handle(0.1, Received("head", feed(1, span(1, "a", "b"))))) == []
     assert delivered(client.handle(0.1, Received("head", feed(2, span(2, "b", "c"))))) == [3]
+
+
+@pytest.mark.parametrize("lo", [1, LATEST])
+def test_a_subscriber_that_is_asked_whether_it_is_there_says_so_and_nothing_changes(lo: int) -> None:
+    client = subscriber(lo)
+    horizon = client.horizon
+    assert client.handle(0.1, Received("head", feed(0))) == [Send("head", Consumed(1, 0))]
+    assert client.horizon == horizon
+    client.handle(0.2, Received("head", feed(1, span(1, "a"))))
+    client.handle(0.2, Take(2))
+    assert client.handle(0.3, Received("head", feed(0))) == [Send("head", Consumed(1, 2))]
 
 
 def test_a_gap_is_asked_for_again() -> None:

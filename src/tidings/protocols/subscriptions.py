@@ -60,6 +60,9 @@ LONGEST_NAME = 200  # characters of a durable subscription's; ours: the chain ke
 EARLIEST, LATEST = -1, -2
 """In place of a number to begin with."""
 
+NOWHERE = 0
+"""Where a `Feed` is that asks whether anybody is there."""
+
 Match: TypeAlias = Callable[[Rows], Mask]
 MakeMatch: TypeAlias = Callable[[StreamId, str], Match]
 """(stream, SQL) -> the filter; raises `BadInput`."""
@@ -80,7 +83,11 @@ class Follow(Message, frozen=True, gc=False):
 
 
 class Feed(Message, frozen=True, gc=False):
-    """Spans that continue what was sent before, and the sender's horizon. Without spans: still here, at ``at``."""
+    """Spans that continue what was sent before, and the sender's horizon. Without spans: still here, at ``at``.
+
+    At 0, where no stream is: the sender has heard nothing for long and asks whether anybody is there. Answered with
+    `Consumed`; an older client believes that it is remembered from long ago and follows anew, which says the same.
+    """
 
     id: int
     at: int  # where the spans begin
@@ -165,6 +172,7 @@ class SubscriptionSettings(Value, frozen=True, gc=False):
     apart: int = 256  # rows per span from which several are sent as they came: the history would copy them into one
     beat: float = 0.5  # seconds between signs of life
     patience: int = 20  # beats without an answer before a subscriber is given up
+    ask: int = 120  # beats without a word, when none was due, before it is asked whether it is there
     subscriptions: int = 65_536
     cursors: int = 65_536  # of a region
     silence: float = 2.0  # seconds without a sign of life before the next replica is asked
@@ -179,7 +187,10 @@ class SubscriptionSettings(Value, frozen=True, gc=False):
 class Position:
     """How far one subscriber has been fed."""
 
-    __slots__ = ("asof", "done", "end", "fixed", "flying", "idle", "lens", "match", "next", "said", "stream", "unacked")
+    __slots__ = (
+        *("asof", "done", "end", "fixed", "flying", "idle", "lens", "match", "next", "quiet", "said", "stream"),
+        "unacked",
+    )
 
     def __init__(
         self, stream: StreamId, lo: int, lens: Lens, match: Match | None, end: int = NEVER, fixed: int = 0
@@ -195,7 +206,8 @@ class Position:
         self.match = match
         self.unacked: list[tuple[int, int]] = []  # ends and sizes of the messages in flight
         self.flying = 0  # bytes in flight
-        self.idle = 0  # beats since the subscriber was heard of, while anything is in flight
+        self.quiet = 0  # beats since the subscriber was heard of
+        self.idle = 0  # those of them for which it owes an answer
 
     def consumed(self, horizon: int) -> None:
         """Everything below ``horizon`` has arrived."""
@@ -237,6 +249,7 @@ class Subscriptions:
         for position in self.positions.values():
             assert position.done <= position.next, "consumed only what was sent"
             assert len(position.unacked) <= self.settings.window, "credit"
+            assert position.idle <= min(position.quiet, self.settings.patience), "who does not answer is given up"
 
     def committed(self, stream: StreamId, fresh: Sequence[Span] = ()) -> list[Effect]:
         """The horizon of a stream has moved: feed those who follow it, with the spans that moved it if they can be."""
@@ -279,7 +292,7 @@ class Subscriptions:
         position = self.positions.get(key)
         if position is None or horizon > position.next:
             return NOTHING
-        position.idle = 0
+        position.idle = position.quiet = 0
         if horizon <= position.done:
             return NOTHING
         position.consumed(horizon)
@@ -363,7 +376,9 @@ class Subscriptions:
     def _beat(self) -> Effects:
         effects: list[Effect] = [SetTimer(self.settings.beat, FeedTick())]
         for key, position in list(self.positions.items()):
-            position.idle = position.idle + 1 if position.unacked else 0
+            position.quiet += 1
+            owes = position.unacked or position.quiet > self.settings.ask
+            position.idle = position.idle + 1 if owes else 0
             if position.stream not in self.histories:
                 self._drop(key)
                 effects.append(Send(key[0], Unfollowed(key[1], f"stream {position.stream!r} was deleted")))
@@ -375,11 +390,18 @@ class Subscriptions:
         return effects
 
     def _catch_up(self, key: tuple[NodeId, int], position: Position, effects: list[Effect]) -> None:
-        """At a beat: what no commit told of (a snapshot was installed), what no row follows, or a mere sign of life."""
+        """At a beat: what no commit told of (a snapshot was installed), what no row follows, or a mere sign of life.
+
+        On a stream at rest nobody has anything to say, so now and then the sign of life asks for an answer: whoever is
+        gone would else keep its place for ever. The end of a connection would say less: none comes when a machine is
+        cut off, and it may come late, when the subscriber has followed again over another.
+        """
         sent = len(effects)
         self._pump(key, position, effects)
         if position.said < position.next and self._credit(position):
             self._feed(key, position, [self._hidden(position, position.next)], effects)
+        elif len(effects) == sent and position.quiet > self.settings.ask and not position.unacked:
+            effects.append(Send(key[0], Feed(key[1], NOWHERE, (), self.histories[position.stream].horizon)))
         elif len(effects) == sent:
             self._feed(key, position, [], effects)
 
@@ -712,6 +734,8 @@ class Subscriber:
         self.heard = now
         self.moves = 0
         self.denied = 0
+        if feed.at == NOWHERE:
+            return [Send(src, Consumed(self.id, self.taken))]
         if self.horizon is None:
             self.horizon = feed.at
         self.taken = self.taken or self.horizon
