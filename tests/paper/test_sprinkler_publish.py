@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from paper.rig import Owner
 from tidings.core.rows import CountedRows, data_rows
+from tidings.protocols.catalog import Define, StreamDef
 from tidings.protocols.kernel import Deliver, Received, Send
 from tidings.protocols.membership import Membership
 from tidings.protocols.publishing import (
+    PUBLISHERS,
     Acked,
     NotHead,
     OpenSession,
@@ -14,6 +16,7 @@ from tidings.protocols.publishing import (
     Publish,
     Published,
     Publisher,
+    Publishers,
     PublishSettings,
     Rejected,
     SessionOpened,
@@ -124,6 +127,40 @@ def test_a1_15_rows_that_do_not_go_with_the_stream_are_refused_at_the_door() -> 
     owner = Owner()
     answers = owner.hears(Publish("s", "p", owner.session, 1, data_rows(1, None, [b"x"])))
     assert [type(answer) for answer in [*answers, *owner.sync()]] == [Rejected]
+
+
+def test_a1_1_a_refused_batch_is_not_published_by_a_late_copy_that_would_fit_by_then() -> None:
+    owner = Owner()
+    assert [*owner.publish(1, 1, "new"), *owner.sync()] == [Rejected(owner.session, 1, "stream")]
+    owner.hears(Define(1, "create", StreamDef("new", "y", counted=10)))
+    owner.sync()
+    assert [*owner.publish(1, 1, "new"), *owner.sync()] == [Rejected(owner.session, 1, "stream")]
+    assert owner.proxy.log.histories["new"].horizon == 1
+
+
+def test_a1_1_a_batch_is_refused_only_once_that_is_remembered() -> None:
+    owner = Owner()
+    assert owner.publish(1, 1, "new") == []
+    heir = Publishers(PublishSettings())
+    assert owner.sync() == [Rejected(owner.session, 1, "stream")]
+    heir.load([span.rows for span in owner.proxy.log.histories[PUBLISHERS].know(1, 100)])
+    assert heir.judge(1.0, Publish("s", "p", owner.session, 1, CountedRows(1, 2, 10))) == "stream"
+
+
+def test_a1_1_what_came_before_a_refused_batch_is_answered_and_what_came_after_it_is_not_taken() -> None:
+    owner = Owner()
+    owner.publish(1, 2)
+    owner.publish(3, 1, "new")
+    assert owner.sync() == [Published(owner.session, 1, 1, 3), Rejected(owner.session, 3, "stream")]
+    assert owner.publish(1, 2) == [Published(owner.session, 1, 1, 3)]
+    assert owner.publish(4, 1) == [Rejected(owner.session, 4, "gap")]
+    assert [*owner.publish(3, 1), *owner.sync()] == [Rejected(owner.session, 3, "stream")]
+    owner.hears(OpenSession("p", 8))
+    (opened,) = owner.sync()
+    assert isinstance(opened, SessionOpened)
+    owner.session = opened.session
+    owner.publish(1, 1)
+    assert owner.sync() == [Published(owner.session, 1, 3, 4)]
 
 
 def test_a1_15_openings_too_wait_while_the_chain_is_full() -> None:

@@ -194,6 +194,24 @@ def test_what_a_lease_keeps_is_in_a_snapshot() -> None:
     assert history.rows(1, 5, 3).rows.numbers.tolist() == [2, 3, 4]
 
 
+def test_a_lease_that_a_snapshot_finds_on_another_stream_keeps_nothing_of_the_old_one() -> None:
+    streams = [StreamDef("s", "r", "by-key"), StreamDef("t", "r", "by-key", number=1)]
+    ahead, behind = [Proxy("p", "r", "config", streams, {}, ProxySettings(), [], random.Random(1)) for _ in range(2)]
+    for made in (ahead, behind):
+        write(made, 1, b"k", b"k")
+        hold(made, 1, a=3)
+    hold(ahead, 2)
+    leases = table()
+    leases.entries = {"a": Entry("t", 1, 60.0, 100)}
+    commit(ahead, Span.of(LEASES, 3, leases.rows(3, 0.0)))
+    write(ahead, 3, b"k", b"k")
+    behind.log.install(ahead.log.committed, [span for piece in ahead.log.snapshot(4096) for span in piece])
+    write(behind, 5, b"k")
+    history = behind.log.histories["s"]
+    history.purge()
+    assert behind.leased == leases.entries and history.floor == 6
+
+
 # --- the holder ---------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paper.rig import Owner
 from tidings.core.errors import BadInput
 from tidings.core.gc import GcPolicy
 from tidings.core.history import History
@@ -15,13 +16,16 @@ from tidings.core.ids import NodeId
 from tidings.core.lens import Lens
 from tidings.core.rows import Mask, Rows, before_rows, data_rows
 from tidings.core.span import Span
+from tidings.protocols.catalog import Define
 from tidings.protocols.kernel import Deliver, Effects, Expired, Received, Report, Send, SetTimer
 from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import Proxy, ProxySettings, StreamDef
+from tidings.protocols.proxy import MaintainTick, Proxy, ProxySettings, StreamDef
 from tidings.protocols.publishing import NotHead
 from tidings.protocols.subscriptions import (
+    CURSORS,
     EARLIEST,
     LATEST,
+    SWEPT,
     Consumed,
     Cursor,
     CursorAt,
@@ -184,6 +188,30 @@ def test_who_answers_no_beat_is_given_up() -> None:
     assert said == ["subscriber_given_up"] and not replica.positions
 
 
+def beats(replica: Replica, count: int) -> list[Any]:
+    """What a replica says at each of so many beats."""
+    return [replica.fed(replica.handle(0.0, Expired(FeedTick()))) for _ in range(count)]
+
+
+def test_who_has_nothing_to_say_for_long_is_asked_and_given_up_if_it_does_not_answer() -> None:
+    replica = Replica(patience=2, ask=3)
+    replica.hears(Follow(1, "s", LATEST))
+    life, asked = [(1, [])], [(0, [])]
+    assert beats(replica, 7) == [life, life, life, asked, asked, ["subscriber_given_up"], []]
+    assert not replica.positions
+
+
+@pytest.mark.parametrize("answer", [Consumed(1, 0), Consumed(1, 1), Follow(1, "s", 1)])
+def test_who_answers_when_it_is_asked_keeps_its_place_and_is_fed_on(answer: Any) -> None:
+    replica = Replica(patience=2, ask=3)
+    replica.hears(Follow(1, "s", LATEST))
+    for _ in range(9):
+        assert beats(replica, 5)[-1] == [(0, [])]
+        replica.hears(answer)
+    assert replica.commits(span(1, "a")) == [(1, [(1, 2, [1])])]
+    assert beats(replica, 1) == [[(2, [])]], "the silence before does not count against it"
+
+
 def test_who_leaves_is_forgotten() -> None:
     replica = Replica()
     replica.hears(Follow(1, "s", 1))
@@ -250,6 +278,17 @@ def test_a_subscriber_delivers_the_next_span_at_its_horizon_and_nothing_else() -
     assert delivered(client.handle(0.1, Received("head", feed(1, span(1, "a", "b"))))) == [1, 2]
     assert delivered(client.handle(0.1, Received("head", feed(1, span(1, "a", "b"))))) == []
     assert delivered(client.handle(0.1, Received("head", feed(2, span(2, "b", "c"))))) == [3]
+
+
+@pytest.mark.parametrize("lo", [1, LATEST])
+def test_a_subscriber_that_is_asked_whether_it_is_there_says_so_and_nothing_changes(lo: int) -> None:
+    client = subscriber(lo)
+    horizon = client.horizon
+    assert client.handle(0.1, Received("head", feed(0))) == [Send("head", Consumed(1, 0))]
+    assert client.horizon == horizon
+    client.handle(0.2, Received("head", feed(1, span(1, "a"))))
+    client.handle(0.2, Take(2))
+    assert client.handle(0.3, Received("head", feed(0))) == [Send("head", Consumed(1, 2))]
 
 
 def test_a_gap_is_asked_for_again() -> None:
@@ -410,6 +449,76 @@ def test_a_new_head_reads_the_cursors_from_the_stream() -> None:
     fresh = Cursors()
     fresh.load(written)
     assert fresh.entries == table.entries == {("n", "s"): Cursor(5, 9), ("m", "s"): Cursor(1, 0)}
+
+
+def test_only_what_somebody_opened_is_remembered() -> None:
+    table = Cursors()
+    assert table.receive(SaveCursor("n", "s", 5, 9)) == (CursorAt("n", "s", 0, 0), False)
+    assert table.receive(SaveCursor("n", "s", 0, 9)) == (CursorAt("n", "s", 0, 0), False)
+    assert table.entries == {}
+
+
+def test_cursors_are_bounded_in_number_and_length() -> None:
+    table = Cursors(SubscriptionSettings(cursors=1))
+    for name in ("", "x" * 201):
+        answer, changed = table.receive(OpenCursor(name, "s", 5))
+        assert "1 to 200 characters" in answer.refused and not changed
+    table.receive(OpenCursor("n", "s", 5))
+    answer, changed = table.receive(OpenCursor("m", "s", 5))
+    assert "takes no more" in answer.refused and not changed
+    assert table.receive(OpenCursor("n", "s", 6)) == (CursorAt("n", "s", 6, 0), True), "those that are there go on"
+    table.check()
+
+
+def test_a_cursor_of_a_stream_that_is_not_there_is_refused_and_costs_nothing() -> None:
+    owner = Owner()
+    for message in (OpenCursor("n", "none", 5), SaveCursor("m", "none", 0, 9)):
+        (answer,) = [*owner.hears(message), *owner.sync()]
+        assert isinstance(answer, CursorAt) and answer.refused and answer.unknown
+    assert owner.proxy.cursors.entries == {} and owner.proxy.log.ends[CURSORS] == 1
+
+
+def test_cursors_of_a_deleted_stream_go_and_those_of_others_stay() -> None:
+    owner = Owner()
+    owner.hears(Define(1, "create", StreamDef("t", "y")))
+    owner.sync()
+    for number in range(2 * SWEPT):
+        owner.hears(OpenCursor(f"n{number}", "t", 5))
+        if number % 500 == 0:
+            owner.hears(OpenCursor(f"n{number}", "s", 5))
+            owner.sync()
+    owner.sync()
+    owner.hears(Define(2, "delete", StreamDef("t", "y")))
+    owner.sync()
+    history, left = owner.proxy.log.histories[CURSORS], owner.proxy.cursors.entries
+    assert len(left) == 5 and history.live == 2 * SWEPT + 5
+    for _ in range(5):
+        owner.rig.expire(MaintainTick(), "y0")
+        owner.sync()
+    assert history.live <= SWEPT + 2 * 5
+    heir = Cursors()
+    heir.load([span.rows for span in history.know(1, history.horizon)], {"t"})
+    assert heir.entries == left
+
+
+def test_a_durable_subscription_waits_for_a_new_stream_and_ends_if_there_is_none() -> None:
+    refused = CursorAt("desk", "s", 0, 0, "stream 's' is unknown here", unknown=True)
+    client = subscriber(name="desk")
+    assert client.handle(0.1, Received("head", refused)) == []
+    assert [message for _, _, message in watch(client, 0.2, 0.8)] == [OpenCursor("desk", "s", 3)]
+    effects = client.handle(3.1, Received("head", refused))
+    assert Deliver(Ended(1, "stream 's' is unknown here")) in effects
+
+
+def test_a_durable_subscription_that_is_refused_ends_with_the_reason() -> None:
+    client = subscriber(name="desk")
+    assert Deliver(Ended(1, "full")) in client.handle(0.1, Received("head", CursorAt("desk", "s", 0, 0, "full")))
+
+
+def test_a_durable_subscription_whose_stream_was_deleted_is_told_by_whoever_feeds_it() -> None:
+    client = subscriber(name="desk")
+    client.handle(0.1, Received("head", CursorAt("desk", "s", 3, 5)))
+    assert client.handle(9.0, Received("head", CursorAt("desk", "s", 0, 0, "unknown", unknown=True))) == ()
 
 
 # --- both ends, with a bad network between them -----------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -104,6 +105,7 @@ from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Answer, Done, Gone, Know, Read
 from tidings.protocols.publishing import (
     PUBLISHERS,
+    REFUSED,
     REMEMBERED,
     Batch,
     Entry,
@@ -138,6 +140,7 @@ from tidings.protocols.sinks import (
 from tidings.protocols.subscriptions import (
     CURSORS,
     Consumed,
+    CursorAt,
     Cursors,
     FeedTick,
     Follow,
@@ -156,6 +159,7 @@ OWNER = "_owner"
 LAST_LOST = 1 << 62
 """Where a loss ends at the latest; ours, because whatever is published after it must find numbers below 2**63."""
 
+ANSWERS = 1024  # owed for one record; ours: more clients than ask within the time a record takes
 WEIGHED = 4  # leases whose dead rows are counted in one go; ours: a few milliseconds where millions are dead
 
 CHAIN = frozenset({Append, Ack, Fetch, Refuse, Install, NextPiece, Compare, Compared, Current, BeatTick, RetryTick})
@@ -168,6 +172,10 @@ HEAD_ONLY = frozenset(
     }
 )
 INTER_REGION = frozenset({Know, Done, Advertise, Subscribe, Unsubscribe, Solicit, AdvertiseTick, PumpTick})
+
+
+Owed: TypeAlias = dict[tuple[NodeId, Message], None]
+"""Answers and to whom, each once, in the order of the questions."""
 
 
 class MaintainTick(Timer, frozen=True, gc=False):
@@ -220,6 +228,7 @@ class Proxy:
         owners = {definitions_of(name): name for name in self.catalog.regions}
         owners |= {stream.name: stream.region for stream in streams}
         self.owners = owners  # of every stream that leaves its region
+        self.cursors = Cursors(settings.subscriptions)
         self.leased: Table = {}  # as committed here
         self.held: dict[str, int] = {}  # bytes of dead rows that each of them keeps
         self.weighed = 0
@@ -246,13 +255,13 @@ class Proxy:
         self.views = Views(me, region, settings.views, rng, self.chain.membership, replica=True)
         self.pull = PullProxy(me, settings.pull, self.views, rng, self.log.histories)
         self.publishers = Publishers(settings.publish)
-        self.cursors = Cursors()
         self.leases = Leases(settings.leases)
         self.sinks = Sinks(self.log, region, lambda stream, now: self.clocks[stream].next(now), settings.sinks)
         self.subscriptions = Subscriptions(self.log.histories, self._match, settings.subscriptions)
         self.led: Lsn | None = None  # as head: the last record this replica did not number itself
-        self.waiting: dict[Lsn, list[tuple[NodeId, Message]]] = {}  # answers owed when a record is committed
+        self.waiting: dict[Lsn, Owed] = {}  # answers owed when a record is committed
         self.barrier: Lsn = 0  # the newest record that was written only to see whether this is still the head
+        self.later: Owed = {}  # answers to questions that came after it: they go with the next one
 
     # --- the boundary -------------------------------------------------------------------------------
 
@@ -294,9 +303,11 @@ class Proxy:
         self.views.check()
         self.pull.check()
         self.subscriptions.check()
+        self.cursors.check()
         self.leases.check()
         self.sinks.check()
         assert len(self.waiting) <= self.settings.chain.backlog, "answers owed are bounded by the backlog"
+        assert all([len(owed) <= ANSWERS for owed in (*self.waiting.values(), self.later)]), "and for each record"
 
     # --- translating between the layers ---------------------------------------------------------------
 
@@ -340,6 +351,8 @@ class Proxy:
             if stream in self.subscriptions.by_stream and (stream in self.streams or stream == self.receipts.name):
                 out += self.subscriptions.committed(stream, _parts_of(stream, fresh))
         out += [Send(node, answer) for node, answer in self.waiting.pop(item.record.lsn, ())]
+        if self.later:
+            out += self._confirm(now)
         if self.sinks.moving:
             out += self._move_sinks(now)
         return out
@@ -353,6 +366,7 @@ class Proxy:
             self.led = None
             self.barrier = 0
             self.waiting.clear()
+            self.later.clear()
         return self.inter_region.reconfigure(now, membership, self.chain.is_head, self.chain.is_tail)
 
     def _take_the_lead(self, now: Time) -> None:
@@ -360,7 +374,8 @@ class Proxy:
         self.led = self.log.last
         self.recovery.begin(now)
         self.publishers.load(self._all_rows(PUBLISHERS))
-        self.cursors.load(self._all_rows(CURSORS))
+        gone = {stream.name for stream in self.streams.values() if stream.deleted}
+        self.cursors.load(self._all_rows(CURSORS), gone)
         self.leases.load(now, self._all_rows(LEASES))
         self.sinks.load(self._all_rows(SINKS), self._all_rows(STAGES))
         self._observe_ticks()
@@ -430,6 +445,8 @@ class Proxy:
         if verdict == "new":
             held = self.chain.busy or self.sinks.busy(batch.stream)
             verdict = "busy" if held else self._fits(batch.stream, batch.rows) or "new"
+            if verdict in REFUSED:
+                return self._refuse(now, src, batch, verdict)
         if isinstance(verdict, Batch):
             again = Published(batch.session, batch.first, verdict.lo, verdict.lo + verdict.count)
             across = [Report("retry_across_failover")] if verdict.lsn <= (self.led or 0) else []
@@ -440,6 +457,13 @@ class Proxy:
         if verdict in REMEMBERED:
             return [*self._answer_as_head(now, src, rejected), Report(f"publish_{verdict}")]
         return [Send(src, rejected), Report(f"publish_{verdict}")]
+
+    def _refuse(self, now: Time, src: NodeId, batch: Publish, reason: str) -> list[Effect]:
+        """A batch does not fit, and never will in this session: that is written down before it is said."""
+        self.publishers.end(now, batch.publisher, reason)
+        effects = self._append(now, [], batch.publisher)
+        answer = Rejected(batch.session, batch.first, reason)
+        return [*effects, *self._answer(src, self.log.last, answer), Report(f"publish_{reason}")]
 
     def _fits(self, name: StreamId, rows: Rows) -> str:
         """Why new rows cannot become part of their stream, or ""; what cannot must not reach the log."""
@@ -456,14 +480,22 @@ class Proxy:
         return "" if fits else "rows"
 
     def _answer_as_head(self, now: Time, to: NodeId, answer: Message) -> list[Effect]:
-        """Answer for good only once a record written now is committed: a head that was replaced knows too little."""
-        effects: list[Effect] = []
-        if self.barrier <= self.log.committed:
-            if self.chain.busy:
-                return []  # asked again later
-            effects = self._append(now, [], None)
-            self.barrier = self.log.last
-        return [*effects, *self._answer(to, self.barrier, answer)]
+        """Answer for good only once a record written after the question is committed: a replaced head knows too little.
+
+        One such record is under way at a time. It says nothing of what was asked after it was written, because it may
+        have been acknowledged before the head was replaced; those answers share the next one.
+        """
+        if self.barrier <= self.log.committed and self.chain.busy:
+            return []  # asked again later
+        return [*self._owe(self.later, to, answer), *self._confirm(now)]
+
+    def _confirm(self, now: Time) -> list[Effect]:
+        """Write a record for the answers that wait for one, if none is under way."""
+        if not self.later or self.barrier > self.log.committed or self.chain.busy or not self.chain.is_head:
+            return []
+        self.barrier = self.log.last + 1
+        self.waiting[self.barrier], self.later = self.later, {}
+        return self._append(now, [], None)
 
     def add_local_event(self, now: Time, src: NodeId, batch: Publish) -> list[Effect]:
         """Number a new batch, write it with its publisher's entry, owe the answer (A1.15)."""
@@ -485,9 +517,12 @@ class Proxy:
         """Answer now if the record is committed, else when it is."""
         if lsn <= self.log.committed:
             return [Send(to, answer)]
-        owed = self.waiting.setdefault(lsn, [])
-        if (to, answer) not in owed:
-            owed.append((to, answer))
+        return self._owe(self.waiting.setdefault(lsn, {}), to, answer)
+
+    def _owe(self, owed: Owed, to: NodeId, answer: Message) -> list[Effect]:
+        if len(owed) >= ANSWERS and (to, answer) not in owed:
+            return [Report("answers_full")]  # asked again later
+        owed[to, answer] = None
         return []
 
     # --- sinks: batches that are staged by many and committed once ---------------------------------------------
@@ -544,6 +579,8 @@ class Proxy:
         for definition in definitions_in(part.rows):
             if self.catalog.learn(owner, definition):
                 self._enact(definition)
+                if definition.deleted:
+                    self.cursors.forget(definition.name)
 
     def _enact(self, stream: StreamDef) -> None:
         """A definition is committed here."""
@@ -595,13 +632,26 @@ class Proxy:
         """Move a durable subscription, or hand it to another holder."""
         if self.chain.busy:
             return [Report("cursor_busy")]  # asked again later
+        stream = self._readable(message.stream)
+        if stream is None or stream.deleted:
+            reason = f"stream {message.stream!r} is unknown here"
+            refusal = CursorAt(message.name, message.stream, 0, 0, reason, unknown=True)
+            return [Report("cursor_refused"), *self._answer_as_head(now, src, refusal)]
         answer, changed = self.cursors.receive(message)
         if not changed:
-            return self._answer_as_head(now, src, answer)
+            reports = [Report("cursor_refused")] if answer.refused else []
+            return [*reports, *self._answer_as_head(now, src, answer)]
         lo = self.log.ends[CURSORS]
         part = Span.of(CURSORS, lo, self.cursors.rows(lo, message.name, message.stream, now))
         effects = self._append(now, [part], None)
         return [*effects, *self._answer(src, self.log.last, answer)]
+
+    def _sweep_cursors(self, now: Time) -> list[Effect]:
+        """Collect what no cursor that is still wanted stands on."""
+        if self.chain.busy or self.recovery.active:
+            return []
+        parts = self.cursors.sweep(self.log.ends[CURSORS], self.log.histories[CURSORS], now)
+        return self._append(now, parts, None) if parts else []
 
     def _keep(self, now: Time, src: NodeId, message: Receipts) -> Effects:
         """Write receipts down; asked again they are written again, which says nothing new."""
@@ -635,7 +685,8 @@ class Proxy:
     def _hold(self, table: Table) -> None:
         """Another table is committed here: what it does not keep may be purged, what it does may not."""
         for name, old in self.leased.items():
-            if name not in table and old.stream in self.log.histories:
+            kept = name in table and table[name].stream == old.stream  # a snapshot may jump over its end elsewhere
+            if not kept and old.stream in self.log.histories:
                 self.log.histories[old.stream].release(name)
         self.leased = table
         for name, entry in table.items():
@@ -745,6 +796,7 @@ class Proxy:
                 out += [*ended, *self._append(now, [self._lease_table(now)], None)]
         if self.chain.is_head:
             out.extend(self._tidy_sinks(now))
+            out.extend(self._sweep_cursors(now))
         for stream, history in self.log.histories.items():
             history.purge()
             if self.chain.is_head and self._collects(stream) and not self.chain.busy:

@@ -4,8 +4,9 @@ A publisher opens a session, which fences its older ones, and numbers its events
 accepts a batch only if it continues those numbers, and writes the publisher's entry in the same record as the
 events, so events and memory of them live or die together. A retry is the same batch again: it is answered with
 the sequence numbers it got the first time, by whichever replica is head by then. `publish` is answered when the
-record is committed at the tail. Entries expire ``ttl`` seconds after their last use; a retry that comes later
-is refused, not guessed.
+record is committed at the tail. A batch that does not fit its stream ends the session, and the entry says so
+before the publisher is told: neither it nor what follows it is published in that session any more. Entries
+expire ``ttl`` seconds after their last use; a retry that comes later is refused, not guessed.
 
 This file is both ends: `Publishers` at the head, `Publisher` at the client.
 """
@@ -129,6 +130,7 @@ class Entry(Value, frozen=True, gc=False):
     recent: tuple[Batch, ...]
     at: float
     past: tuple[int, ...] = ()  # nonces of older sessions: a late copy of their opening must not fence this one
+    ended: str = ""  # why the batch at ``next`` was refused: the session takes no more
 
 
 class PublishSettings(Value, frozen=True, gc=False):
@@ -182,7 +184,7 @@ class Publishers:
         if batch.first > entry.next:
             return "gap"
         if batch.first == entry.next:
-            return "new"
+            return entry.ended or "new"
         for known in entry.recent:
             if known.first == batch.first and known.count == batch.rows.count:
                 return known
@@ -195,6 +197,14 @@ class Publishers:
         entry = Entry(old.session, old.nonce, old.opened, batch.first + batch.rows.count, recent, now, old.past)
         self.entries[batch.publisher] = entry
         return entry
+
+    def end(self, now: Time, publisher: str, reason: str) -> None:
+        """Remember that the next batch was refused, to be written before its publisher is told.
+
+        The publisher goes on in another session, so a late copy of the batch must not be taken in this one, even if it
+        would fit by then: whoever was told that it is not published may have published it again.
+        """
+        self.entries[publisher] = msgspec.structs.replace(self.entries[publisher], at=now, ended=reason)
 
 
 def entry_rows(lo: int, publisher: str, entry: Entry, now: Time) -> Rows:

@@ -18,7 +18,7 @@ is delivered exactly once, in order, as long as some replica of the region answe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -27,7 +27,7 @@ from tidings.core.errors import AsofGone, BadInput
 from tidings.core.history import History
 from tidings.core.ids import FIRST, NEVER, NodeId, StreamId, is_hidden
 from tidings.core.lens import ALL, Lens
-from tidings.core.rows import NO_ROWS, ArrowRows, Mask, Origin, Rows, data_rows
+from tidings.core.rows import NO_ROWS, ArrowRows, Mask, Origin, Rows, before_rows, data_rows
 from tidings.core.span import MESSAGE_BYTES, Span, within
 from tidings.protocols.kernel import (
     NOTHING,
@@ -52,10 +52,16 @@ from tidings.protocols.publishing import NotHead
 CURSORS: StreamId = "_cursors"
 """The internal stream that holds one entry per durable subscription and stream, by key."""
 
+SWEPT = 1024  # rows of `_cursors` looked at in one go, and superfluous ones before that is worth it; ours
 TRIES = 5  # savings of a cursor without an answer before another replica is asked who is head; ours: a second
+
+LONGEST_NAME = 200  # characters of a durable subscription's; ours: the chain keeps it for good
 
 EARLIEST, LATEST = -1, -2
 """In place of a number to begin with."""
+
+NOWHERE = 0
+"""Where a `Feed` is that asks whether anybody is there."""
 
 Match: TypeAlias = Callable[[Rows], Mask]
 MakeMatch: TypeAlias = Callable[[StreamId, str], Match]
@@ -77,7 +83,11 @@ class Follow(Message, frozen=True, gc=False):
 
 
 class Feed(Message, frozen=True, gc=False):
-    """Spans that continue what was sent before, and the sender's horizon. Without spans: still here, at ``at``."""
+    """Spans that continue what was sent before, and the sender's horizon. Without spans: still here, at ``at``.
+
+    At 0, where no stream is: the sender has heard nothing for long and asks whether anybody is there. Answered with
+    `Consumed`; an older client believes that it is remembered from long ago and follows anew, which says the same.
+    """
 
     id: int
     at: int  # where the spans begin
@@ -136,12 +146,17 @@ class SaveCursor(Message, frozen=True, gc=False):
 
 
 class CursorAt(Message, frozen=True, gc=False):
-    """Where a durable subscription stands, and who holds it: an older holder stops."""
+    """Where a durable subscription stands, and who holds it: an older holder stops.
+
+    ``refused``: there is none and cannot be, and why; an older client asks again. ``unknown`` as in `Unfollowed`.
+    """
 
     name: str
     stream: StreamId
     holder: int
     horizon: int  # 0: never saved
+    refused: str = ""
+    unknown: bool = False
 
 
 class FeedTick(Timer, frozen=True, gc=False):
@@ -157,7 +172,9 @@ class SubscriptionSettings(Value, frozen=True, gc=False):
     apart: int = 256  # rows per span from which several are sent as they came: the history would copy them into one
     beat: float = 0.5  # seconds between signs of life
     patience: int = 20  # beats without an answer before a subscriber is given up
+    ask: int = 120  # beats without a word, when none was due, before it is asked whether it is there
     subscriptions: int = 65_536
+    cursors: int = 65_536  # of a region
     silence: float = 2.0  # seconds without a sign of life before the next replica is asked
     again: float = 0.5  # likewise after a connection was lost; doubles while nobody answers, up to the silence
     settle: float = 3.0  # seconds for which a stream that a replica does not know may be new rather than none
@@ -170,7 +187,10 @@ class SubscriptionSettings(Value, frozen=True, gc=False):
 class Position:
     """How far one subscriber has been fed."""
 
-    __slots__ = ("asof", "done", "end", "fixed", "flying", "idle", "lens", "match", "next", "said", "stream", "unacked")
+    __slots__ = (
+        *("asof", "done", "end", "fixed", "flying", "idle", "lens", "match", "next", "quiet", "said", "stream"),
+        "unacked",
+    )
 
     def __init__(
         self, stream: StreamId, lo: int, lens: Lens, match: Match | None, end: int = NEVER, fixed: int = 0
@@ -186,7 +206,8 @@ class Position:
         self.match = match
         self.unacked: list[tuple[int, int]] = []  # ends and sizes of the messages in flight
         self.flying = 0  # bytes in flight
-        self.idle = 0  # beats since the subscriber was heard of, while anything is in flight
+        self.quiet = 0  # beats since the subscriber was heard of
+        self.idle = 0  # those of them for which it owes an answer
 
     def consumed(self, horizon: int) -> None:
         """Everything below ``horizon`` has arrived."""
@@ -228,6 +249,7 @@ class Subscriptions:
         for position in self.positions.values():
             assert position.done <= position.next, "consumed only what was sent"
             assert len(position.unacked) <= self.settings.window, "credit"
+            assert position.idle <= min(position.quiet, self.settings.patience), "who does not answer is given up"
 
     def committed(self, stream: StreamId, fresh: Sequence[Span] = ()) -> list[Effect]:
         """The horizon of a stream has moved: feed those who follow it, with the spans that moved it if they can be."""
@@ -275,7 +297,7 @@ class Subscriptions:
         position = self.positions.get(key)
         if position is None or horizon > position.next:
             return NOTHING
-        position.idle = 0
+        position.idle = position.quiet = 0
         if horizon <= position.done:
             return NOTHING
         if position.stream not in self.histories:
@@ -361,7 +383,9 @@ class Subscriptions:
     def _beat(self) -> Effects:
         effects: list[Effect] = [SetTimer(self.settings.beat, FeedTick())]
         for key, position in list(self.positions.items()):
-            position.idle = position.idle + 1 if position.unacked else 0
+            position.quiet += 1
+            owes = position.unacked or position.quiet > self.settings.ask
+            position.idle = position.idle + 1 if owes else 0
             if position.stream not in self.histories:
                 effects.append(self._end(key, position))
             elif position.idle > self.settings.patience:
@@ -372,11 +396,18 @@ class Subscriptions:
         return effects
 
     def _catch_up(self, key: tuple[NodeId, int], position: Position, effects: list[Effect]) -> None:
-        """At a beat: what no commit told of (a snapshot was installed), what no row follows, or a mere sign of life."""
+        """At a beat: what no commit told of (a snapshot was installed), what no row follows, or a mere sign of life.
+
+        On a stream at rest nobody has anything to say, so now and then the sign of life asks for an answer: whoever is
+        gone would else keep its place for ever. The end of a connection would say less: none comes when a machine is
+        cut off, and it may come late, when the subscriber has followed again over another.
+        """
         sent = len(effects)
         self._pump(key, position, effects)
         if position.said < position.next and self._credit(position):
             self._feed(key, position, [self._hidden(position, position.next)], effects)
+        elif len(effects) == sent and position.quiet > self.settings.ask and not position.unacked:
+            effects.append(Send(key[0], Feed(key[1], NOWHERE, (), self.histories[position.stream].horizon)))
         elif len(effects) == sent:
             self._feed(key, position, [], effects)
 
@@ -392,33 +423,73 @@ class Cursor(Value, frozen=True, gc=False):
 
 
 class Cursors:
-    """The head's table of durable subscriptions."""
+    """The head's table of durable subscriptions. Only those that somebody opened are in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: SubscriptionSettings | None = None) -> None:
+        self.settings = settings or SubscriptionSettings()
         self.entries: dict[tuple[str, StreamId], Cursor] = {}
+        self.inherited = 0  # how many there were at the start: an older head may have taken more
+        self.swept = 0  # rows below this number are collected, or will be when the record is committed
 
-    def load(self, rows: Iterable[Rows]) -> None:
-        """Rebuild the table from the `_cursors` rows of history and log, oldest first."""
+    def load(self, rows: Iterable[Rows], gone: Container[StreamId] = ()) -> None:
+        """Rebuild the table from the `_cursors` rows of history and log, oldest first; not of streams that are gone."""
         self.entries.clear()
+        self.swept = 0
         for part in rows:
-            assert isinstance(part, ArrowRows)
-            for key, payload in zip(*[part.batch.column(name).to_pylist() for name in ("key", "payload")], strict=True):
-                if key is not None:
-                    name, stream = msgspec.msgpack.decode(key, type=tuple[str, str])
+            for (name, stream), payload in _pairs(part):
+                if stream not in gone:
                     self.entries[name, stream] = msgspec.msgpack.decode(payload, type=Cursor)
+        self.inherited = len(self.entries)
+
+    def check(self) -> None:
+        assert len(self.entries) <= max(self.settings.cursors, self.inherited), "cursors are bounded"
 
     def receive(self, message: OpenCursor | SaveCursor) -> tuple[CursorAt, bool]:
         """The answer to a holder, and whether an entry must be written first."""
         key = (message.name, message.stream)
-        known = self.entries.get(key, Cursor(0, 0))
+        known = self.entries.get(key)
         new = known
         if isinstance(message, OpenCursor):
-            if message.holder > known.holder:
-                new = Cursor(message.holder, known.horizon)
-        elif message.holder == known.holder and message.horizon > known.horizon:
+            if known is None and (reason := self._wrong(message.name)):
+                return CursorAt(message.name, message.stream, 0, 0, reason), False
+            if known is None or message.holder > known.holder:
+                new = Cursor(message.holder, known.horizon if known is not None else 0)
+        elif known is not None and message.holder == known.holder and message.horizon > known.horizon:
             new = Cursor(known.holder, message.horizon)
+        if new is None:  # saved, but nobody has opened it
+            return CursorAt(message.name, message.stream, 0, 0), False
         self.entries[key] = new
         return CursorAt(message.name, message.stream, new.holder, new.horizon), new != known
+
+    def _wrong(self, name: str) -> str:
+        """Why there cannot be one more, or ""."""
+        if not 0 < len(name) <= LONGEST_NAME:
+            return f"the name of a durable subscription has 1 to {LONGEST_NAME} characters, not {len(name)}"
+        if len(self.entries) >= self.settings.cursors:
+            return f"the region has {len(self.entries)} durable subscriptions, and takes no more"
+        return ""
+
+    def forget(self, stream: StreamId) -> None:
+        """The stream was deleted, for good."""
+        self.entries = {key: entry for key, entry in self.entries.items() if key[1] != stream}
+
+    def sweep(self, lo: int, history: History, now: Time) -> list[Span]:
+        """What to write, from ``lo`` on, when most rows of `_cursors` are of streams that are gone; else nothing.
+
+        No later row has the keys of such rows, so nothing would ever collect them. Of the oldest rows those that count
+        are written again, and "before n" collects the rest: a piece at a time, so that no record is large.
+        """
+        if history.live <= 2 * len(self.entries) + SWEPT or history.low < self.swept:
+            return []
+        oldest = history.know(history.low, history.horizon, SWEPT)
+        keys = [key for span in oldest for key, _ in _pairs(span.rows) if key in self.entries]
+        at, self.swept = lo + len(keys), oldest[-1].hi
+        before = Span.of(CURSORS, at, before_rows(at, [self.swept], Origin(at, at + 1, CURSORS, 0, at, 0, now)))
+        if not keys:
+            return [before]
+        names = [msgspec.msgpack.encode(key) for key in keys]
+        payloads = [msgspec.msgpack.encode(self.entries[key]) for key in keys]
+        return [Span.of(CURSORS, lo, data_rows(lo, names, payloads, Origin(lo, at, CURSORS, 0, lo, 0, now))), before]
 
     def rows(self, lo: int, name: str, stream: StreamId, now: Time) -> Rows:
         """An entry as the next row of the `_cursors` stream."""
@@ -426,6 +497,15 @@ class Cursors:
         return data_rows(
             lo, [msgspec.msgpack.encode((name, stream))], [payload], Origin(lo, lo + 1, name, 0, lo, 0, now)
         )
+
+
+def _pairs(rows: Rows) -> Iterator[tuple[tuple[str, StreamId], bytes]]:
+    """Names and entries in rows of `_cursors`."""
+    assert isinstance(rows, ArrowRows)
+    columns = [rows.batch.column(name).to_pylist() for name in ("key", "payload")]
+    for key, payload in zip(*columns, strict=True):
+        if key is not None:
+            yield msgspec.msgpack.decode(key, type=tuple[str, str]), payload
 
 
 # --- the subscriber's end ----------------------------------------------------------------------------------
@@ -660,6 +740,8 @@ class Subscriber:
         self.heard = now
         self.moves = 0
         self.denied = 0
+        if feed.at == NOWHERE:
+            return [Send(src, Consumed(self.id, self.taken))]
         if self.horizon is None:
             self.horizon = feed.at
         self.taken = self.taken or self.horizon
@@ -683,6 +765,11 @@ class Subscriber:
         return effects
 
     def _cursor(self, now: Time, at: CursorAt) -> Effects:
+        if at.refused and self.opened:
+            return NOTHING  # whoever feeds it says that its stream is gone
+        if at.refused:
+            settling = at.unknown and now - self.began < self.settings.settle
+            return self._soon(now) if settling else self._end(at.refused)
         if at.holder > self.holder and not self.opened:  # whoever opens now is newer, whatever the clocks say
             self.holder = at.holder + 1
             return self._ask()
