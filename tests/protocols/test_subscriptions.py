@@ -432,41 +432,51 @@ def test_an_opening_that_was_not_for_the_head_goes_to_the_head() -> None:
 
 def test_cursors_move_forward_for_their_holder_alone() -> None:
     table = Cursors()
-    assert table.receive(OpenCursor("n", "s", 5)) == (CursorAt("n", "s", 5, 0), True)
-    assert table.receive(OpenCursor("n", "s", 5)) == (CursorAt("n", "s", 5, 0), False)
-    assert table.receive(SaveCursor("n", "s", 5, 9)) == (CursorAt("n", "s", 5, 9), True)
-    assert table.receive(SaveCursor("n", "s", 5, 7)) == (CursorAt("n", "s", 5, 9), False)
-    assert table.receive(OpenCursor("n", "s", 8)) == (CursorAt("n", "s", 8, 9), True)
-    assert table.receive(SaveCursor("n", "s", 5, 12)) == (CursorAt("n", "s", 8, 9), False)
+    assert table.receive("c", OpenCursor("n", "s", 5)) == (CursorAt("n", "s", 5, 0), True)
+    assert table.receive("c", OpenCursor("n", "s", 5)) == (CursorAt("n", "s", 5, 0), False)
+    assert table.receive("c", SaveCursor("n", "s", 5, 9)) == (CursorAt("n", "s", 5, 9), True)
+    assert table.receive("c", SaveCursor("n", "s", 5, 7)) == (CursorAt("n", "s", 5, 9), False)
+    assert table.receive("c", OpenCursor("n", "s", 8)) == (CursorAt("n", "s", 8, 9), True)
+    assert table.receive("c", SaveCursor("n", "s", 5, 12)) == (CursorAt("n", "s", 8, 9), False)
 
 
 def test_a_new_head_reads_the_cursors_from_the_stream() -> None:
     table = Cursors()
     written = []
     for at, message in enumerate([OpenCursor("n", "s", 5), SaveCursor("n", "s", 5, 9), OpenCursor("m", "s", 1)], 1):
-        table.receive(message)
+        table.receive("c", message)
         written.append(table.rows(at, message.name, message.stream, 0.0))
     fresh = Cursors()
     fresh.load(written)
-    assert fresh.entries == table.entries == {("n", "s"): Cursor(5, 9), ("m", "s"): Cursor(1, 0)}
+    assert fresh.entries == table.entries == {("n", "s"): Cursor(5, 9, "c"), ("m", "s"): Cursor(1, 0, "c")}
+
+
+def test_of_two_who_open_a_name_with_the_same_number_one_has_to_take_another() -> None:
+    table = Cursors()
+    table.receive("c", OpenCursor("n", "s", 5))
+    assert table.receive("d", OpenCursor("n", "s", 5)) == (CursorAt("n", "s", 6, 0), False)
+    assert table.receive("c", SaveCursor("n", "s", 5, 9)) == (CursorAt("n", "s", 5, 9), True)
+    assert table.receive("c", OpenCursor("n", "s", 5)) == (CursorAt("n", "s", 5, 9), False), "its own retry"
+    assert table.receive("d", OpenCursor("n", "s", 8)) == (CursorAt("n", "s", 8, 9), True)
+    assert table.receive("c", SaveCursor("n", "s", 5, 12)) == (CursorAt("n", "s", 8, 9), False)
 
 
 def test_only_what_somebody_opened_is_remembered() -> None:
     table = Cursors()
-    assert table.receive(SaveCursor("n", "s", 5, 9)) == (CursorAt("n", "s", 0, 0), False)
-    assert table.receive(SaveCursor("n", "s", 0, 9)) == (CursorAt("n", "s", 0, 0), False)
+    assert table.receive("c", SaveCursor("n", "s", 5, 9)) == (CursorAt("n", "s", 0, 0), False)
+    assert table.receive("c", SaveCursor("n", "s", 0, 9)) == (CursorAt("n", "s", 0, 0), False)
     assert table.entries == {}
 
 
 def test_cursors_are_bounded_in_number_and_length() -> None:
     table = Cursors(SubscriptionSettings(cursors=1))
     for name in ("", "x" * 201):
-        answer, changed = table.receive(OpenCursor(name, "s", 5))
+        answer, changed = table.receive("c", OpenCursor(name, "s", 5))
         assert "1 to 200 characters" in answer.refused and not changed
-    table.receive(OpenCursor("n", "s", 5))
-    answer, changed = table.receive(OpenCursor("m", "s", 5))
+    table.receive("c", OpenCursor("n", "s", 5))
+    answer, changed = table.receive("c", OpenCursor("m", "s", 5))
     assert "takes no more" in answer.refused and not changed
-    assert table.receive(OpenCursor("n", "s", 6)) == (CursorAt("n", "s", 6, 0), True), "those that are there go on"
+    assert table.receive("c", OpenCursor("n", "s", 6)) == (CursorAt("n", "s", 6, 0), True), "those that are there go on"
     table.check()
 
 
@@ -637,7 +647,8 @@ def test_a_stream_that_is_not_there_yet_is_asked_for_again_for_a_while() -> None
 def test_whoever_opens_a_name_is_newer_than_its_holder_whatever_the_clocks_say() -> None:
     client = subscriber(name="desk")
     effects = client.handle(0.1, Received("head", CursorAt("desk", "s", 50, 7)))
-    assert messages(effects) == [("head", OpenCursor("desk", "s", 51))]
+    ((_, opened),) = messages(effects)
+    assert isinstance(opened, OpenCursor) and opened.holder > 50
 
 
 def test_a_cursor_that_nobody_saves_is_taken_to_another_replica() -> None:

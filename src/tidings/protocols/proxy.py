@@ -637,7 +637,7 @@ class Proxy:
             reason = f"stream {message.stream!r} is unknown here"
             refusal = CursorAt(message.name, message.stream, 0, 0, reason, unknown=True)
             return [Report("cursor_refused"), *self._answer_as_head(now, src, refusal)]
-        answer, changed = self.cursors.receive(message)
+        answer, changed = self.cursors.receive(src, message)
         if not changed:
             reports = [Report("cursor_refused")] if answer.refused else []
             return [*reports, *self._answer_as_head(now, src, answer)]

@@ -420,6 +420,7 @@ class Cursor(Value, frozen=True, gc=False):
 
     holder: int
     horizon: int
+    node: NodeId = ""  # that opened it: two may have come upon one number for themselves
 
 
 class Cursors:
@@ -444,7 +445,7 @@ class Cursors:
     def check(self) -> None:
         assert len(self.entries) <= max(self.settings.cursors, self.inherited), "cursors are bounded"
 
-    def receive(self, message: OpenCursor | SaveCursor) -> tuple[CursorAt, bool]:
+    def receive(self, src: NodeId, message: OpenCursor | SaveCursor) -> tuple[CursorAt, bool]:
         """The answer to a holder, and whether an entry must be written first."""
         key = (message.name, message.stream)
         known = self.entries.get(key)
@@ -453,9 +454,11 @@ class Cursors:
             if known is None and (reason := self._wrong(message.name)):
                 return CursorAt(message.name, message.stream, 0, 0, reason), False
             if known is None or message.holder > known.holder:
-                new = Cursor(message.holder, known.horizon if known is not None else 0)
+                new = Cursor(message.holder, known.horizon if known is not None else 0, src)
+            elif message.holder == known.holder and known.node not in ("", src):  # it must take a number of its own
+                return CursorAt(message.name, message.stream, known.holder + 1, known.horizon), False
         elif known is not None and message.holder == known.holder and message.horizon > known.horizon:
-            new = Cursor(known.holder, message.horizon)
+            new = Cursor(known.holder, message.horizon, known.node)
         if new is None:  # saved, but nobody has opened it
             return CursorAt(message.name, message.stream, 0, 0), False
         self.entries[key] = new
@@ -771,7 +774,7 @@ class Subscriber:
             settling = at.unknown and now - self.began < self.settings.settle
             return self._soon(now) if settling else self._end(at.refused)
         if at.holder > self.holder and not self.opened:  # whoever opens now is newer, whatever the clocks say
-            self.holder = at.holder + 1
+            self.holder = at.holder + 1 + self.id  # another one of this node's may open at the same time
             return self._ask()
         if at.holder > self.holder:
             return [*self._end(f"{self.name!r} is held by a newer subscriber", superseded=True)]
