@@ -604,7 +604,7 @@ class Proxy:
         try:
             definition = self.catalog.define(request.operation, request.definition)
         except BadInput as error:
-            return [Send(src, NotDefined(request.nonce, str(error)))]
+            return self._answer_as_head(now, src, NotDefined(request.nonce, str(error)))
         if definition == self.streams.get(definition.name):
             return [Send(src, Defined(request.nonce, definition))]
         lo = self.log.ends[stream]
@@ -616,7 +616,8 @@ class Proxy:
         """Write down for good that nobody has a range which begins where the stream ends; asked again, say so again."""
         stream = self.streams.get(request.stream)
         if stream is None or stream.region != self.region or stream.deleted:
-            return [Send(src, NotDefined(request.nonce, f"region {self.region} has no stream {request.stream!r}"))]
+            reason = f"region {self.region} has no stream {request.stream!r}"
+            return self._answer_as_head(now, src, NotDefined(request.nonce, reason))
         history, end = self.log.histories[stream.name], self.log.ends[stream.name]
         if self.chain.busy or self.sinks.busy(stream.name) or end > history.horizon:
             return [Report("declare_busy")]  # asked again later
@@ -671,7 +672,8 @@ class Proxy:
             return [Report("lease_busy")]  # asked again later
         stream = self._readable(message.stream)
         if stream is None or stream.region != self.region or stream.deleted:
-            return [Send(src, Unleased(message.name, message.stream, f"region {self.region} has no such stream"))]
+            reason = f"region {self.region} has no such stream"
+            return self._answer_as_head(now, src, Unleased(message.name, message.stream, reason))
         answer, changed, reports = self.leases.receive(now, message, self.log.ends[message.stream])
         if not changed:
             return [*reports, *self._answer_as_head(now, src, answer)]
