@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import msgspec
 import pytest
 
+from paper.rig import Rig
 from tidings.core.errors import BadInput
 from tidings.core.rows import data_rows
+from tidings.core.span import Span
 from tidings.protocols.catalog import Catalog, Define, Defined, Describe, Description, NotDefined, StreamDef, Why
+from tidings.protocols.configuration import Current
+from tidings.protocols.interregion import AdvertiseTick
 from tidings.protocols.kernel import Deliver, Effects, Expired, Input, Received, Send, SetTimer, Timer
 from tidings.protocols.membership import Membership
+from tidings.protocols.proxy import Proxy, ProxySettings
 from tidings.protocols.publishing import NotHead, OpenSession, Post, Publish, Publisher, PublishSettings
 from tidings.sim.build import Deployment
 from tidings.sim.scenario import Link, Region, Run, Scenario, Stream
@@ -46,6 +53,9 @@ def test_creating_a_stream_again_is_the_same_stream() -> None:
         ("create", StreamDef("x", "a", "by-kee")),
         ("create", StreamDef("x", "a", attrs="loc strng")),
         ("create", StreamDef("x", "a", counted=-1)),
+        ("create", StreamDef("x", "a", "by-key", counted=10)),
+        ("create", StreamDef("x", "a", "older-than:1h", counted=10)),
+        ("alter", StreamDef("odd", "a")),
         ("create", StreamDef("there", "a", "by-key")),
         ("create", StreamDef("theirs", "a")),
         ("create", StreamDef("gone", "a")),
@@ -60,6 +70,7 @@ def test_what_makes_no_sense_is_refused_with_the_name(operation: Any, wanted: St
         StreamDef("there", "a", attrs="loc string", number=0),
         StreamDef("gone", "a", number=2, deleted=True),
         StreamDef("theirs", "b", number=1),
+        StreamDef("odd", "a", "by-key", counted=10, number=4),
     )
     with pytest.raises(BadInput):
         catalog(*known).define(operation, wanted)
@@ -76,6 +87,45 @@ def test_a_name_that_another_region_has_given_away_stays_what_it_is() -> None:
     ours = catalog(StreamDef("x", "a"))
     assert not ours.learn("b", StreamDef("x", "b")) and ours.streams["x"].region == "a"
     assert not ours.learn("b", StreamDef("y", "a")), "a region defines its own streams only"
+
+
+BAD = [
+    StreamDef("x", "b", "by-key", counted=10),
+    StreamDef("x", "b", "by-kee"),
+    StreamDef("x", "b", attrs="loc strng"),
+    StreamDef("_publishers", "b", deleted=True),
+]
+
+
+@pytest.mark.parametrize("definition", BAD, ids=lambda definition: definition.gc + definition.attrs)
+def test_a_definition_that_no_stream_can_have_is_not_learned(definition: StreamDef) -> None:
+    ours = catalog()
+    with pytest.raises(BadInput):
+        ours.learn("b", definition)
+    assert not ours.streams
+
+
+def test_what_another_region_defines_wrongly_is_ignored_and_reported_and_the_rest_is_learned() -> None:
+    """Its code may be another; a replica that takes the rows in, now or from its disk, goes on."""
+    peers = {"x": Membership("x", 1, ("x0",))}
+    proxy = Proxy("y0", "y", "config", [], peers, ProxySettings(), [], random.Random(1))
+    rig = Rig()
+    rig.add("y0", lambda durable: proxy)
+    rig.tell("y0", Received("config", Current(Membership("y", 1, ("y0",)), proxy.chain.nonce)))
+    good = StreamDef("good", "x", "by-key")
+    payloads = [*[msgspec.msgpack.encode(msgspec.structs.replace(each, region="x")) for each in BAD], b"?"]
+    keys = [b"%d" % at for at in range(len(payloads))]
+    rows = data_rows(1, [*keys, b"good"], [*payloads, msgspec.msgpack.encode(good)])
+    rig._carry("y0", proxy.chain.append((Span.of("_streams/x", 1, rows),)))
+    rig.sync("y0")
+    assert [name for _, name in rig.reports].count("bad_definition") == len(BAD) + 1
+    again = Proxy("y0", "y", "config", [], peers, ProxySettings(), rig.durable["y0"], random.Random(2))
+    for each in (proxy, again):
+        while each.log.committed < each.log.last:
+            each.log.commit_next()
+        assert each.streams == {"good": good} and each.owners.get("good") == "x"
+        assert "x" not in each.log.histories and "x" not in each.policies and "_publishers" in each.log.histories
+    rig.tell("y0", Expired(AdvertiseTick(proxy.inter_region.generation)))
 
 
 # --- in a cluster -------------------------------------------------------------------------------------------

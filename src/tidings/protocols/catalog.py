@@ -19,6 +19,7 @@ import msgspec
 from tidings.core.errors import BadInput
 from tidings.core.filters import parse_attributes
 from tidings.core.gc import GcPolicy
+from tidings.core.history import refuse_policy
 from tidings.core.ids import FIRST, RegionId, StreamId
 from tidings.core.rows import ArrowRows, Origin, Rows, data_rows
 from tidings.core.ticks import MAX_STREAMS
@@ -139,10 +140,7 @@ class Catalog:
 
     def define(self, operation: Operation, new: StreamDef) -> StreamDef:
         """The definition to write for a request to this region; raises `BadInput` with the reason to refuse it."""
-        if not NAME.fullmatch(new.name):
-            raise BadInput(
-                f"stream {new.name!r}: a name has letters, digits and . _ -, begins with one of the former two"
-            )
+        _refuse_name(new.name)
         known = self.streams.get(new.name)
         if known is not None and known.region != self.region:
             raise BadInput(f"stream {new.name!r} belongs to region {known.region}: ask there")
@@ -155,15 +153,13 @@ class Catalog:
         return self._alter(new, known)
 
     def _create(self, new: StreamDef, known: StreamDef | None) -> StreamDef:
+        refuse_nonsense(new)
         gc = str(GcPolicy.parse(new.gc))
-        parse_attributes(new.attrs)
         if known is not None:
             if not known.deleted and (known.gc, known.attrs, known.counted) == (gc, new.attrs, new.counted):
                 return known
             state = "was deleted, and its numbers cannot begin again" if known.deleted else "exists with other settings"
             raise BadInput(f"stream {new.name!r} {state}: take another name" + (", or alter it" * (not known.deleted)))
-        if new.counted < 0:
-            raise BadInput(f"stream {new.name!r}: events of {new.counted} bytes make no sense")
         return msgspec.structs.replace(new, region=self.region, gc=gc, number=self._number(), deleted=False)
 
     def _number(self) -> int:
@@ -180,15 +176,37 @@ class Catalog:
             raise BadInput(
                 f"stream {new.name!r} has attributes {known.attrs!r}: they stay, new ones are added at the end"
             )
-        return msgspec.structs.replace(known, attrs=new.attrs)
+        altered = msgspec.structs.replace(known, attrs=new.attrs)
+        refuse_nonsense(altered)
+        return altered
 
     def learn(self, owner: RegionId, definition: StreamDef) -> bool:
-        """Take in a committed definition; False if another region has given the name away already."""
+        """Take in a committed definition; False if another region has given the name away already.
+
+        Another region may run other code: raises `BadInput`, and changes nothing, if no stream can be as it says.
+        """
+        refuse_nonsense(definition)
         known = self.streams.get(definition.name)
         if definition.region != owner or (known is not None and known.region != owner):
             return False
         self.streams[definition.name] = definition
         return True
+
+
+def refuse_nonsense(definition: StreamDef) -> None:
+    """Raise `BadInput` with the reason if no stream can be as this says; what is deleted need not be anything."""
+    _refuse_name(definition.name)
+    if definition.deleted:
+        return
+    if definition.counted < 0:
+        raise BadInput(f"stream {definition.name!r}: events of {definition.counted} bytes make no sense")
+    parse_attributes(definition.attrs)
+    refuse_policy(definition.name, GcPolicy.parse(definition.gc), definition.counted > 0)
+
+
+def _refuse_name(name: StreamId) -> None:
+    if not NAME.fullmatch(name):
+        raise BadInput(f"stream {name!r}: a name has letters, digits and . _ -, begins with one of the former two")
 
 
 def definition_rows(lo: int, definition: StreamDef, now: float, region: RegionId) -> Rows:
@@ -197,7 +215,15 @@ def definition_rows(lo: int, definition: StreamDef, now: float, region: RegionId
     return data_rows(lo, [definition.name.encode()], [msgspec.msgpack.encode(definition)], origin)
 
 
-def definitions_in(rows: Rows) -> list[StreamDef]:
-    """The definitions that rows of a `_streams` stream hold, oldest first."""
-    assert isinstance(rows, ArrowRows)
-    return [msgspec.msgpack.decode(payload, type=StreamDef) for payload in rows.batch.column("payload").to_pylist()]
+def definitions_in(rows: Rows) -> list[StreamDef | None]:
+    """The definitions that rows of a `_streams` stream hold, oldest first; None for what is none."""
+    if not isinstance(rows, ArrowRows):
+        return []  # all of them collected or lost
+    return [_definition(payload) for payload in rows.batch.column("payload").to_pylist()]
+
+
+def _definition(payload: bytes | None) -> StreamDef | None:
+    try:
+        return msgspec.msgpack.decode(payload or b"", type=StreamDef)
+    except msgspec.DecodeError:
+        return None

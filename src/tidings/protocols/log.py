@@ -121,11 +121,11 @@ class Log:
         self.ends: dict[StreamId, int] = dict.fromkeys(self._streams, FIRST)
         self.ticks: dict[StreamId, int] = dict.fromkeys(self._streams, 0)
 
-    def define(self, stream: StreamId) -> None:
+    def define(self, stream: StreamId, history: History) -> None:
         """From now on the log has this stream, too."""
         if stream not in self.histories:
             self._streams.append(stream)
-            self.histories[stream] = self._make_history(stream)
+            self.histories[stream] = history
             self.ends.setdefault(stream, FIRST)
             self.ticks.setdefault(stream, 0)
 

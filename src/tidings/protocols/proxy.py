@@ -220,10 +220,11 @@ class Proxy:
         self.held: dict[str, int] = {}  # bytes of dead rows that each of them keeps
         self.weighed = 0
 
+        self.unheard: list[Report] = []  # what committing has shown, told with the next effects of the chain
+
         def make_history(stream: StreamId) -> History:
             counted = stream in self.streams and self.streams[stream].counted > 0
-            leases = {name: entry.asof for name, entry in self.leased.items() if entry.stream == stream}
-            return History(stream, self.policies[stream], counted=counted, leases=leases)
+            return self._history(stream, self.policies[stream], counted)
 
         self.log = Log(make_history, self.policies, self._learn)
         self.log.replay(entries)
@@ -310,6 +311,9 @@ class Proxy:
                 out.extend(self._committed(now, effect.item, fresh))
             elif isinstance(effect.item, Reconfigured):
                 out.extend(self._reconfigured(now, effect.item.membership))
+        if self.unheard:
+            out.extend(self.unheard)
+            self.unheard.clear()
         return out
 
     def _inter_region(self, now: Time, effects: Effects) -> list[Effect]:
@@ -538,8 +542,17 @@ class Proxy:
             return
         owner = part.stream.removeprefix(PREFIX)
         for definition in definitions_in(part.rows):
-            if self.catalog.learn(owner, definition):
-                self._enact(definition)
+            try:
+                if definition is None:
+                    self.unheard.append(Report("bad_definition"))
+                elif self.catalog.learn(owner, definition):
+                    self._enact(definition)
+            except BadInput:
+                self.unheard.append(Report("bad_definition"))
+
+    def _history(self, stream: StreamId, policy: GcPolicy, counted: bool) -> History:
+        leases = {name: entry.asof for name, entry in self.leased.items() if entry.stream == stream}
+        return History(stream, policy, counted=counted, leases=leases)
 
     def _enact(self, stream: StreamDef) -> None:
         """A definition is committed here."""
@@ -548,9 +561,11 @@ class Proxy:
             self.owners.pop(stream.name, None)
             self.clocks.pop(stream.name, None)
             return
-        self.policies[stream.name] = GcPolicy.parse(stream.gc)
+        policy = GcPolicy.parse(stream.gc)
+        history = self._history(stream.name, policy, stream.counted > 0)  # before anything changes
+        self.policies[stream.name] = policy
         self.owners[stream.name] = stream.region
-        self.log.define(stream.name)
+        self.log.define(stream.name, history)
         if stream.region == self.region and stream.name not in self.clocks:
             self.clocks[stream.name] = HybridClock(stream.number, self.log.ticks[stream.name])
 
