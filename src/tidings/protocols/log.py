@@ -126,7 +126,9 @@ class Log:
         if stream not in self.histories:
             self._streams.append(stream)
             self.histories[stream] = history
-            self.ends.setdefault(stream, FIRST)
+            records = self.between(self.committed, self.last)  # after the definition, so they are about this stream
+            pending = [part.hi for record in records for part in record.parts if part.stream == stream]
+            self.ends[stream] = pending[-1] if pending else FIRST
             self.ticks.setdefault(stream, 0)
 
     def drop(self, stream: StreamId) -> None:
