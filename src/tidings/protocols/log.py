@@ -121,9 +121,10 @@ class Log:
         self.ends: dict[StreamId, int] = dict.fromkeys(self._streams, FIRST)
         self.ticks: dict[StreamId, int] = dict.fromkeys(self._streams, 0)
 
-    def define(self, stream: StreamId, history: History) -> None:
-        """From now on the log has this stream, too."""
+    def define(self, stream: StreamId, history: History | None = None) -> None:
+        """From now on the log has this stream, too, and its empty history."""
         if stream not in self.histories:
+            history = history or self._make_history(stream)  # before anything changes: it may be refused
             self._streams.append(stream)
             self.histories[stream] = history
             records = self.between(self.committed, self.last)  # after the definition, so they are about this stream
