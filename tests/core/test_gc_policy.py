@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.core.errors import BadInput
-from tidings.core.gc import GcPolicy, due_before
+from tidings.core.gc import LONGEST, MOST, SHORTEST, GcPolicy, due_before
 from tidings.core.history import History
 from tidings.core.rows import CountedRows, Origin, before_rows, data_rows
 from tidings.core.span import Span
@@ -39,8 +39,8 @@ def test_blanks_order_and_plain_seconds_are_accepted() -> None:
 
 @given(
     st.booleans(),
-    st.none() | st.integers(1, 1 << 60),
-    st.none() | st.floats(min_value=0, exclude_min=True, allow_infinity=False) | st.integers(1, 1 << 40).map(float),
+    st.none() | st.integers(1, MOST),
+    st.none() | st.floats(min_value=SHORTEST, max_value=LONGEST) | st.integers(1, int(LONGEST)).map(float),
 )
 def test_every_policy_survives_being_written(by_key: bool, keep_last: int | None, older_than: float | None) -> None:
     policy = GcPolicy(by_key, keep_last, older_than)
@@ -56,6 +56,18 @@ def test_every_policy_survives_being_written(by_key: bool, keep_last: int | None
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(BadInput):
         GcPolicy.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["keep-last:" + "9" * 5000, "keep-last:" + "9" * 19, f"keep-last:{MOST + 1}", "older-than:" + "9" * 5000,
+     "older-than:1e300s", "older-than:1e308d", "older-than:36526d", "older-than:1e-320s", "x" * 5000],
+    ids=lambda text: text[:20],
+)  # fmt: skip
+def test_numbers_beyond_all_use_are_refused_in_one_line(text: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        GcPolicy.parse(text)
+    assert len(str(refused.value)) < 250
 
 
 def published(history: History, count: int, at: float = 0.0) -> None:

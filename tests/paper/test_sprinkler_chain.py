@@ -346,6 +346,73 @@ def test_a1_42_a_snapshot_goes_on_when_the_tail_restarts_between_two_pieces() ->
     assert rig.membership.tail == "N" and rig.chain("N").log.committed == 10
 
 
+JOINING = (Fetch, Install, NextPiece, Append, Ack)
+
+
+def under_load(settings: ChainSettings, per_message: int, steps: int = 60) -> ChainRig:
+    """A, alone in its chain, goes on committing while N joins by a snapshot: so many records in each message's time."""
+    rig = ChainRig("A", "N", settings)
+    rig.append("A", 100)
+    rig.settle()
+    rig.beat("N")
+    for _ in range(steps):
+        rig.settle(hold=JOINING)
+        letters = rig.take(*JOINING)
+        if not letters:
+            rig.beat("N")
+        for letter in letters:
+            rig.tell(letter.dst, Received(letter.src, letter.message))
+        sent, fed = rig.chain("A").sent, rig.chain("A").fed
+        if sent is not None and fed is not None:
+            assert sent - fed <= settings.backlog, "what is on its way to a newcomer is bounded"
+        if "N" in rig.membership.replicas:
+            break
+        rig.append("A", per_message)
+    return rig
+
+
+@pytest.mark.parametrize("per_message", [1, 3, 8])
+def test_a1_42_a_replica_joins_by_one_snapshot_however_much_is_committed_meanwhile(per_message: int) -> None:
+    rig = under_load(ChainSettings(retain=4, backlog=32, chunk_rows=8, level=2), per_message)
+    assert rig.membership.replicas == ("A", "N")
+    assert rig.reports.count(("N", "snapshot_installed")) == 1
+    rig.settle()
+    assert rig.logs("A") == rig.logs("N")
+
+
+@pytest.mark.parametrize("bound", [{"feed": 40}, {"feed_bytes": 40 * 100}], ids=["records", "bytes"])
+def test_a1_42_what_is_kept_for_a_newcomer_is_bounded_in_records_and_bytes(bound: dict[str, int]) -> None:
+    rig = under_load(ChainSettings(retain=4, backlog=32, chunk_rows=8, level=2, **bound), 8)
+    chain = rig.chain("A")
+    assert "N" not in rig.membership.replicas and chain.log.last > 300
+    assert chain.log.committed - chain.log.first < 2 * 40 + 8
+    rig.settle()
+    for _ in range(4):  # the load is over
+        rig.retry("A", "N")
+    assert rig.membership.replicas == ("A", "N") and rig.logs("A") == rig.logs("N")
+
+
+def test_a1_42_what_is_kept_for_a_newcomer_outlives_an_epoch_that_leaves_it_where_it_is() -> None:
+    rig = ChainRig("AB", "N", ChainSettings(retain=2, chunk_rows=4))
+    for _ in range(10):
+        rig.append("A")
+        rig.settle()
+    rig.join("N", hold=(Install,))
+    kept = rig.chain("B").snapshot
+    assert kept is not None and rig.chain("B").fed == 10
+    rig.take(Install)
+    rig.crash("A")
+    rig.silence("BN", settle=False)
+    rig.settle(hold=(Install, Fetch))
+    assert rig.membership.replicas == ("B",) and rig.membership.joining == "N"
+    rig.append("B", 20)
+    rig.settle(hold=(Install, Fetch))
+    assert rig.chain("B").snapshot is kept and rig.chain("B").log.first <= 11
+    rig.settle()
+    assert rig.membership.replicas == ("B", "N") and rig.logs("B") == rig.logs("N")
+    assert rig.reports.count(("N", "snapshot_installed")) == 1
+
+
 def test_a1_42_a_replica_recovers_from_a_disk_on_which_records_follow_a_snapshot_it_no_longer_wanted() -> None:
     rig = ChainRig("ABN", settings=ChainSettings(retain=4))
     for _ in range(8):

@@ -41,9 +41,9 @@ def span(lo: int, hi: int) -> Span:
     return Span.of("s", lo, CountedRows(lo, hi, SIZE))
 
 
-def know(lo: int, hi: int, asof: int | None = None) -> Know:
+def know(lo: int, hi: int, asof: int | None = None, owner: str = "y") -> Know:
     rows = CountedRows(lo, hi, SIZE)
-    return Know("s", (Span("s", lo, hi, lo if asof is None else asof, rows),), hi)
+    return Know("s", (Span("s", lo, hi, lo if asof is None else asof, rows),), hi, owner)
 
 
 class Region(InterRegion):
@@ -103,7 +103,7 @@ def test_a1_16_an_event_that_is_known_is_only_acknowledged() -> None:
 def test_a1_19_where_the_channel_is_not_fifo_a_gap_is_asked_for_once() -> None:
     region = Region()
     region.advertised(1.0, "y0", 9)
-    assert sends(region.hears(1.1, "y0", know(4, 6))) == [("y0", Subscribe("s", 1))]
+    assert sends(region.hears(1.1, "y0", know(4, 6))) == [("y0", Subscribe("s", 1, "y"))]
     assert region.hears(1.1, "y0", know(6, 9)) == ()
 
 
@@ -117,7 +117,7 @@ def test_a1_14_initially_no_stream_has_a_source_and_no_event_is_known() -> None:
 
 def test_a1_19_a_proxy_subscribes_to_at_most_one_other_proxy_which_need_not_be_the_owner() -> None:
     region = Region()
-    assert sends(region.advertised(1.0, "x1", 4)) == [("x1", Subscribe("s", 1))]
+    assert sends(region.advertised(1.0, "x1", 4)) == [("x1", Subscribe("s", 1, "y"))]
     assert sends(region.advertised(1.1, "w0", 4)) == []
     assert region.expects["s"].source == "x1"
 
@@ -125,19 +125,19 @@ def test_a1_19_a_proxy_subscribes_to_at_most_one_other_proxy_which_need_not_be_t
 def test_a1_19_the_owner_is_preferred_because_its_path_is_the_shortest() -> None:
     region = Region()
     region.advertised(1.0, "x1", 4)
-    assert sends(region.advertised(1.1, "y0", 4)) == [("x1", Unsubscribe("s")), ("y0", Subscribe("s", 1))]
+    assert sends(region.advertised(1.1, "y0", 4)) == [("x1", Unsubscribe("s")), ("y0", Subscribe("s", 1, "y"))]
 
 
 def test_a1_19_an_owner_that_has_just_as_much_is_preferred_too_but_not_one_that_has_less() -> None:
     region = Region(own=4)
     region.advertised(1.0, "x1", 5)
     assert sends(region.advertised(1.1, "y0", 3)) == []
-    assert sends(region.advertised(1.2, "y0", 4)) == [("x1", Unsubscribe("s")), ("y0", Subscribe("s", 4))]
+    assert sends(region.advertised(1.2, "y0", 4)) == [("x1", Unsubscribe("s")), ("y0", Subscribe("s", 4, "y"))]
 
 
 def test_a1_19_when_subscribing_a_proxy_tells_how_far_it_got() -> None:
     region = Region(own=3)
-    assert sends(region.advertised(1.0, "y0", 9)) == [("y0", Subscribe("s", 3))]
+    assert sends(region.advertised(1.0, "y0", 9)) == [("y0", Subscribe("s", 3, "y"))]
 
 
 def test_a1_17_own_streams_are_not_subscribed_to() -> None:
@@ -157,7 +157,7 @@ def test_a1_17_with_a_fixed_c_the_source_is_changed_if_cnt_exceeds_expects_by_c_
     region.advertised(1.0, "y0", 10)
     effects = region.advertised(1.0 + elapsed, "x1", advertised)
     assert (advertised > 10 + 2.0 / elapsed) is switches
-    assert sends(effects) == ([("y0", Unsubscribe("s")), ("x1", Subscribe("s", 1))] if switches else [])
+    assert sends(effects) == ([("y0", Unsubscribe("s")), ("x1", Subscribe("s", 1, "y"))] if switches else [])
 
 
 @pytest.mark.parametrize(("elapsed", "switches"), [(0.1, False), (0.7, False), (0.71, True), (5.0, True)])
@@ -195,7 +195,7 @@ def test_a1_24_a_source_that_is_ahead_and_does_not_deliver_is_left() -> None:
     region = Region(own=9)
     for now in (1.0, 2.0, 3.0):
         region.advertised(now, "y0", 10 + int(now))
-    assert sends(region.advertised(3.1, "x1", 12)) == [("y0", Unsubscribe("s")), ("x1", Subscribe("s", 9))]
+    assert sends(region.advertised(3.1, "x1", 12)) == [("y0", Unsubscribe("s")), ("x1", Subscribe("s", 9, "y"))]
 
 
 def test_a1_24_a_source_that_goes_on_talking_but_has_nothing_new_is_left_for_one_that_has() -> None:
@@ -206,13 +206,13 @@ def test_a1_24_a_source_that_goes_on_talking_but_has_nothing_new_is_left_for_one
     for now in (2.0, 3.0, 4.0):  # x is cut off from y, z too; x's advertisement comes just before w's
         region.advertised(now, "x1", 10)
         heard += sends(region.advertised(now + 0.1, "w0", 10 + int(now)))
-    assert heard[:2] == [("x1", Unsubscribe("s")), ("w0", Subscribe("s", 10))]
+    assert heard[:2] == [("x1", Unsubscribe("s")), ("w0", Subscribe("s", 10, "y"))]
 
 
 def test_a1_24_a_source_that_is_ahead_but_sends_nothing_is_subscribed_to_again() -> None:
     region = Region()
     region.advertised(1.0, "y0", 10)
-    assert sends(region.advertised(2.0, "y0", 12)) == [("y0", Subscribe("s", 1))]
+    assert sends(region.advertised(2.0, "y0", 12)) == [("y0", Subscribe("s", 1, "y"))]
 
 
 # --- advertising and serving ---------------------------------------------------------------------------------
@@ -223,7 +223,8 @@ def test_a1_20_each_proxy_periodically_broadcasts_its_progress_on_each_stream_to
     tick = AdvertiseTick(region.generation)
     effects = region._advertise_tick(region.generation)
     epochs = {"w": 1, "x": 1, "y": 1}
-    advert = Advertise(Membership("z", 1, ("z0",)), {"s": 5}, {}, epochs)  # of the other stream there is nothing yet
+    own = Membership("z", 1, ("z0",))
+    advert = Advertise(own, {"s": 5}, {}, epochs, {"s": "y"})  # of the other stream there is nothing yet
     assert effects == [SetTimer(1.0, tick), *[Send(to, advert) for to in ("w0", "x0", "x1", "y0")]]
 
 
@@ -256,7 +257,7 @@ def test_a1_42_when_a_source_hands_over_to_a_new_tail_the_subscription_moves_at_
     region.advertised(1.0, "y0", 5)
     region.own = 5
     advert = Advertise(Membership("y", 2, ("y0", "y1")), {"s": 5})
-    assert ("y1", Subscribe("s", 5)) in sends(region.hears(1.1, "y1", advert))
+    assert ("y1", Subscribe("s", 5, "y")) in sends(region.hears(1.1, "y1", advert))
 
 
 def test_a1_19_a_source_starts_with_the_event_the_subscriber_named_and_sends_what_follows() -> None:
@@ -274,6 +275,44 @@ def test_a1_16_a_proxy_whose_chain_is_full_takes_nothing_and_is_sent_it_again() 
     region.advertised(1.0, "y0", 4)
     region.full = True
     assert region.hears(1.1, "y0", know(1, 4)) == [Report("chain_busy")]
+
+
+# --- two streams of one name (decision 0013) -----------------------------------------------------------------
+
+
+def test_what_is_advertised_of_another_owners_stream_is_left_alone_and_reported() -> None:
+    region = Region()
+    other = Advertise(Membership("x", 1, REGIONS["x"]), {"s": 9, "t": 9}, owners={"s": "w", "t": "w"})
+    assert region.hears(1.0, "x1", other) == [Report("stream_conflict")] * 2
+    assert not region.expects
+
+
+def test_a_subscription_to_another_owners_stream_is_not_served() -> None:
+    region = Region(own=5)
+    region.hears(1.0, "x0", Subscribe("s", 3, "y"))
+    assert region.hears(1.1, "x0", Subscribe("s", 3, "w")) == [Report("stream_conflict")]
+    assert not region.subscribers
+
+
+def test_events_of_another_owners_stream_are_not_taken_although_they_come_from_the_source() -> None:
+    region = Region()
+    region.advertised(1.0, "y0", 4)
+    taken = region.hears(1.1, "y0", know(1, 4, owner="w"))
+    assert taken == [Send("y0", Unsubscribe("s")), Report("stream_conflict")]
+
+
+def test_a_region_that_does_not_say_whose_stream_it_means_is_understood() -> None:
+    region = Region(own=3)
+    assert sends(region.hears(1.0, "y0", Advertise(Membership("y", 1, REGIONS["y"]), {"s": 6})))
+    assert region.hears(1.1, "y0", know(3, 6, owner=""))[0] == Deliver(Arrived((span(3, 6),)))
+    assert sends(region.hears(1.2, "x0", Subscribe("s", 1))) == [("x0", know(1, 3, asof=3))]
+
+
+def test_nothing_is_taken_of_a_name_while_a_definition_of_it_is_on_its_way_through_the_log() -> None:
+    region = Region()
+    region.pending = lambda stream: stream == "s"
+    region.advertised(1.0, "y0", 4)
+    assert region.hears(1.1, "y0", know(1, 4)) == [Report("definition_pending")]
 
 
 # --- figure 2 ------------------------------------------------------------------------------------------------

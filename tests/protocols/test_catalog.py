@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import Any
 
+import msgspec
 import pytest
 
+from paper.rig import Rig
 from tidings.core.errors import BadInput
 from tidings.core.rows import data_rows
-from tidings.protocols.catalog import Catalog, Define, Defined, Describe, Description, NotDefined, StreamDef, Why
-from tidings.protocols.kernel import Deliver, Effects, Expired, Input, Received, Send, SetTimer, Timer
+from tidings.core.span import Span
+from tidings.protocols.catalog import (
+    Catalog,
+    Define,
+    Defined,
+    Describe,
+    Description,
+    NotDefined,
+    StreamDef,
+    Why,
+    definition_rows,
+)
+from tidings.protocols.configuration import Current
+from tidings.protocols.interregion import Advertise, AdvertiseTick
+from tidings.protocols.kernel import Deliver, Effects, Expired, Input, Received, Report, Send, SetTimer, Timer
 from tidings.protocols.membership import Membership
+from tidings.protocols.messages import Know
+from tidings.protocols.proxy import Proxy, ProxySettings
 from tidings.protocols.publishing import NotHead, OpenSession, Post, Publish, Publisher, PublishSettings
+from tidings.protocols.subscriptions import Follow, Unfollowed
 from tidings.sim.build import Deployment
 from tidings.sim.scenario import Link, Region, Run, Scenario, Stream
 from tidings.sim.scenario import Publisher as Load
@@ -46,6 +66,9 @@ def test_creating_a_stream_again_is_the_same_stream() -> None:
         ("create", StreamDef("x", "a", "by-kee")),
         ("create", StreamDef("x", "a", attrs="loc strng")),
         ("create", StreamDef("x", "a", counted=-1)),
+        ("create", StreamDef("x", "a", "by-key", counted=10)),
+        ("create", StreamDef("x", "a", "older-than:1h", counted=10)),
+        ("alter", StreamDef("odd", "a")),
         ("create", StreamDef("there", "a", "by-key")),
         ("create", StreamDef("theirs", "a")),
         ("create", StreamDef("gone", "a")),
@@ -60,6 +83,7 @@ def test_what_makes_no_sense_is_refused_with_the_name(operation: Any, wanted: St
         StreamDef("there", "a", attrs="loc string", number=0),
         StreamDef("gone", "a", number=2, deleted=True),
         StreamDef("theirs", "b", number=1),
+        StreamDef("odd", "a", "by-key", counted=10, number=4),
     )
     with pytest.raises(BadInput):
         catalog(*known).define(operation, wanted)
@@ -72,10 +96,154 @@ def test_attributes_are_added_at_the_end() -> None:
     )
 
 
-def test_a_name_that_another_region_has_given_away_stays_what_it_is() -> None:
-    ours = catalog(StreamDef("x", "a"))
-    assert not ours.learn("b", StreamDef("x", "b")) and ours.streams["x"].region == "a"
-    assert not ours.learn("b", StreamDef("y", "a")), "a region defines its own streams only"
+def test_a_region_keeps_its_own_stream_though_another_has_the_older_claim_to_the_name() -> None:
+    ours, theirs = StreamDef("x", "b", created=2), StreamDef("x", "a", created=1)
+    for order in ((ours, theirs), (theirs, ours)):
+        home = Catalog("b", ("a", "b"), ())
+        for claim in order:
+            home.learn(claim.region, claim)
+        assert home.streams["x"] == ours and home.conflicts == [theirs]
+        gone = home.define("delete", StreamDef("x", "b"))
+        home.learn("b", gone)
+        assert home.streams["x"] == gone and not home.conflicts, "it does not take the other one for its own"
+
+
+CLAIMS = [
+    StreamDef("x", "a", created=7),
+    StreamDef("x", "b", created=5),
+    StreamDef("x", "c", created=5),
+    StreamDef("x", "d", created=1, deleted=True),
+]
+
+
+def test_all_other_regions_follow_the_oldest_claim_in_whatever_order_they_hear_of_them() -> None:
+    for order in itertools.permutations(CLAIMS):
+        third = Catalog("z", "abcdz", ())
+        for claim in order:
+            third.learn(claim.region, claim)
+        assert third.streams["x"] == CLAIMS[1], order
+        assert sorted(each.region for each in third.conflicts) == ["a", "c"]
+        third.learn("b", msgspec.structs.replace(CLAIMS[1], deleted=True))
+        assert third.streams["x"] == CLAIMS[2] and third.conflicts == [CLAIMS[0]]
+
+
+def test_a_region_defines_its_own_streams_only() -> None:
+    with pytest.raises(BadInput, match="only its own"):
+        catalog().learn("b", StreamDef("y", "a"))
+
+
+def test_creating_a_stream_notes_when_and_altering_it_does_not() -> None:
+    ours = catalog()
+    made = ours.define("create", StreamDef("x", "", created=1), 2.5)
+    ours.learn("a", made)
+    assert made.created == 2_500_000
+    assert ours.define("alter", StreamDef("x", "", attrs="loc string"), 9.0).created == 2_500_000
+
+
+BAD = [
+    StreamDef("x", "b", "by-key", counted=10),
+    StreamDef("x", "b", "by-kee"),
+    StreamDef("x", "b", attrs="loc strng"),
+    StreamDef("_publishers", "b", deleted=True),
+]
+
+
+@pytest.mark.parametrize("definition", BAD, ids=lambda definition: definition.gc + definition.attrs)
+def test_a_definition_that_no_stream_can_have_is_not_learned(definition: StreamDef) -> None:
+    ours = catalog()
+    with pytest.raises(BadInput):
+        ours.learn("b", definition)
+    assert not ours.streams
+
+
+class Third:
+    """A region y of one replica that hears of what the regions a and b define."""
+
+    def __init__(self) -> None:
+        self.peers = {name: Membership(name, 1, (f"{name}0",)) for name in "ab"}
+        self.proxy = self.made([])
+        self.rig = Rig()
+        self.rig.add("y0", lambda durable: self.proxy)
+        self.rig.tell("y0", Received("config", Current(Membership("y", 1, ("y0",)), self.proxy.chain.nonce)))
+        self.rig.take()
+
+    def made(self, durable: list[Any]) -> Proxy:
+        return Proxy("y0", "y", "config", [], self.peers, ProxySettings(), durable, random.Random(1))
+
+    def defines(self, region: str, created: int) -> None:
+        rows = definition_rows(1, StreamDef("x", region, created=created), 0.0, region)
+        self.rig._carry("y0", self.proxy.chain.append((Span.of(f"_streams/{region}", 1, rows),)))
+
+    def hears(self, region: str, payloads: list[bytes]) -> Effects:
+        """Its tail advertises x and sends it; what the events lead to."""
+        src, hi = f"{region}0", 1 + len(payloads)
+        self.rig.tell("y0", Received(src, Advertise(self.peers[region], {"x": hi}, owners={"x": region})))
+        know = Know("x", (Span.of("x", 1, data_rows(1, None, payloads)),), hi, region)
+        return self.rig.tell("y0", Received(src, know))
+
+    def events(self, proxy: Proxy) -> list[bytes]:
+        spans = proxy.log.histories["x"].know(1, 99)
+        return [payload for span in spans for payload in span.rows.batch.column("payload").to_pylist()]  # type: ignore[attr-defined]
+
+
+def test_a_region_that_hears_of_an_older_claim_begins_anew_with_that_and_ends_who_was_fed_the_other() -> None:
+    third = Third()
+    rig, proxy = third.rig, third.proxy
+    third.defines("b", created=2)
+    rig.sync("y0")
+    third.hears("b", [b"b1", b"b2"])
+    rig.sync("y0")
+    rig.tell("y0", Received("client", Follow(1, "x", 1)))
+    assert third.events(proxy) == [b"b1", b"b2"] and proxy.log.ends["x"] == 3
+    rig.take()
+    third.defines("a", created=1)
+    assert Report("definition_pending") in third.hears("b", [b"b1", b"b2", b"b3"]), "nobody knows yet whose it will be"
+    rig.sync("y0")
+    assert ("y0", "stream_conflict") in rig.reports and proxy.log.ends["x"] == 1 and not third.events(proxy)
+    [(_, _, ended)] = rig.take(dst="client")
+    assert isinstance(ended, Unfollowed) and "begin anew" in ended.reason
+    assert Report("stream_conflict") in rig.tell(
+        "y0", Received("b0", Advertise(third.peers["b"], {"x": 9}, owners={"x": "b"}))
+    )
+    third.hears("a", [b"a1"])
+    rig.sync("y0")
+    again = third.made(rig.durable["y0"])
+    while again.log.committed < again.log.last:
+        again.log.commit_next()
+    for each in (proxy, again):
+        assert third.events(each) == [b"a1"] and each.owners["x"] == "a"
+    (told,) = proxy.handle(5.0, Received("c", Describe(9)))
+    assert isinstance(told, Send) and [each.region for each in told.message.conflicts] == ["b"]  # type: ignore[attr-defined]
+
+
+def test_a_region_does_not_create_what_its_log_says_is_anothers() -> None:
+    third = Third()
+    third.defines("b", created=2)
+    busy = third.rig.tell("y0", Received("client", Define(1, "create", StreamDef("x", ""))))
+    assert busy == [Report("define_busy")]
+
+
+def test_what_another_region_defines_wrongly_is_ignored_and_reported_and_the_rest_is_learned() -> None:
+    """Its code may be another; a replica that takes the rows in, now or from its disk, goes on."""
+    peers = {"x": Membership("x", 1, ("x0",))}
+    proxy = Proxy("y0", "y", "config", [], peers, ProxySettings(), [], random.Random(1))
+    rig = Rig()
+    rig.add("y0", lambda durable: proxy)
+    rig.tell("y0", Received("config", Current(Membership("y", 1, ("y0",)), proxy.chain.nonce)))
+    good = StreamDef("good", "x", "by-key")
+    payloads = [*[msgspec.msgpack.encode(msgspec.structs.replace(each, region="x")) for each in BAD], b"?"]
+    keys = [b"%d" % at for at in range(len(payloads))]
+    rows = data_rows(1, [*keys, b"good"], [*payloads, msgspec.msgpack.encode(good)])
+    rig._carry("y0", proxy.chain.append((Span.of("_streams/x", 1, rows),)))
+    rig.sync("y0")
+    assert [name for _, name in rig.reports].count("bad_definition") == len(BAD) + 1
+    again = Proxy("y0", "y", "config", [], peers, ProxySettings(), rig.durable["y0"], random.Random(2))
+    for each in (proxy, again):
+        while each.log.committed < each.log.last:
+            each.log.commit_next()
+        assert each.streams == {"good": good} and each.owners.get("good") == "x"
+        assert "x" not in each.log.histories and "x" not in each.policies and "_publishers" in each.log.histories
+    rig.tell("y0", Expired(AdvertiseTick(proxy.inter_region.generation)))
 
 
 # --- in a cluster -------------------------------------------------------------------------------------------
@@ -196,8 +364,10 @@ def test_a_deleted_stream_is_gone_everywhere_and_its_name_stays_taken() -> None:
     for nodes in made.replicas.values():
         for node in nodes:
             assert "fresh" not in made.proxy(node).log.histories, node
-    (answer,) = made.proxy(head).handle(12.0, Received("c", Define(3, "create", StreamDef("fresh", ""))))
-    assert isinstance(answer, Send) and isinstance(answer.message, NotDefined)
+    proxy = made.proxy(head)
+    proxy.handle(12.0, Received("c", Define(3, "create", StreamDef("fresh", ""))))
+    ((_, answer),) = proxy.waiting[proxy.log.last]  # said once a record written after the question is committed
+    assert isinstance(answer, NotDefined)
     assert not world.failures
 
 
@@ -216,3 +386,35 @@ def test_what_is_on_its_way_into_a_stream_when_that_is_deleted_harms_nobody() ->
     world.run(8.0)
     assert not world.failures, world.failures[0].traceback
     assert all("s" not in made.proxy(node).log.histories for node in made.replicas["a"])
+
+
+def test_two_regions_that_create_one_name_at_once_keep_their_own_and_a_third_never_mixes_them() -> None:
+    plan = Scenario(
+        scenario=Run(name="conflict", seconds=30.0),
+        regions=(Region("a", replicas=1), Region("b", replicas=1), Region("c", replicas=2)),
+        links=(Link("a", "b", 0.05), Link("a", "c", 0.08), Link("b", "c", 0.02)),
+        streams=(Stream("s", "a"),),
+    )
+    made = Deployment(plan, 1, record=False)
+    world = made.world
+    world.start()
+    world.run(2.0)
+    makers = {
+        name: Maker(f"{name}/m", made.memberships[name], StreamDef("x", ""), 4 if name == "a" else 3) for name in "ab"
+    }
+    for name, maker in makers.items():
+        made._node(f"{name}/m", name, lambda durable, incarnation, rng, maker=maker: maker)
+    world.run(5.0)
+    world.crash("c/p0")
+    world.run(6.0)
+    world.restart("c/p0")
+    world.run(12.0)
+    assert not world.failures, world.failures[0].traceback
+    assert [maker.acked for maker in makers.values()] == [4, 3], "both keep what they have acknowledged"
+    for node, owner in (("a/p0", "a"), ("b/p0", "b"), ("c/p0", "a"), ("c/p1", "a")):
+        proxy = made.proxy(node)
+        (span,) = proxy.log.histories["x"].know(1, 1000)
+        assert proxy.streams["x"].region == proxy.owners["x"] == owner
+        assert span.rows.count == (12 if owner == "a" else 9)
+        assert {origin.region for origin in span.rows.origins} == {owner}, node  # type: ignore[attr-defined]
+        assert [each.region for each in proxy.catalog.conflicts] == ["a" if owner == "b" else "b"]

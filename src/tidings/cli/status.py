@@ -46,6 +46,10 @@ def _show(result: dict[str, Any]) -> None:
     ]
     if streams:
         table("streams", ["name", "region", "gc", "horizon", "live", "collected", "lost"], streams)
+    for each in result["streams"]:
+        if each["conflict"]:
+            others = ", ".join(each["conflict"])
+            print(f"stream {each['name']} of {each['region']}: {others} has another one of this name, seen there alone")
     for region in result.get("lost", ()):
         print(f"{region} has lost its memory: `tidings down`, then `tidings up`, begins anew")
     for a, b in result.get("cuts", ()):

@@ -442,7 +442,8 @@ class ClientMachine:
             self.receipts = told.receipts
         for stream in told.streams:
             known = self.streams.get(stream.name)
-            if known is None or not known.attrs.startswith(stream.attrs):  # attributes are only ever added
+            moved = known is not None and known.region != stream.region and told.region == self.home  # an older claim
+            if known is None or moved or not known.attrs.startswith(stream.attrs):  # attributes are only ever added
                 self.streams[stream.name] = stream
         for membership in told.memberships:
             out.extend(self._learn(now, membership))

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from tidings.core.history import History
 
 SLACK = 8  # ours, because an eighth more than asked for is cheap to store, and makes collecting events rare
+MOST = 1 << 60  # ours: more events than any stream has, and sums of them fit into 64 bits
+DIGITS = len(str(MOST))
+SHORTEST, LONGEST = 1e-3, 36_525 * 86400.0  # seconds; ours: clocks tell no less, and nobody waits for more: a century
+SHOWN = 40  # characters of a text that is told to be wrong
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 USAGE = "use none, or by-key, keep-last:N, older-than:7d combined with commas"
 
@@ -42,7 +46,9 @@ class GcPolicy(msgspec.Struct, frozen=True, gc=False):
             name, colon, value = part.partition(":")
             field = name.replace("-", "_")
             if field in found or (part == "none" and len(parts) > 1):
-                raise BadInput(f"garbage collection {text!r}: {part!r} does not go with the rest; {USAGE}")
+                raise BadInput(
+                    f"garbage collection {_clipped(text)!r}: {_clipped(part)!r} does not go with the rest; {USAGE}"
+                )
             if part == "by-key":
                 found[field] = True
             elif name == "keep-last" and colon:
@@ -50,7 +56,7 @@ class GcPolicy(msgspec.Struct, frozen=True, gc=False):
             elif name == "older-than" and colon:
                 found[field] = _seconds(value)
             elif part != "none":
-                raise BadInput(f"garbage collection {text!r}: {part!r} is unknown; {USAGE}")
+                raise BadInput(f"garbage collection {_clipped(text)!r}: {_clipped(part)!r} is unknown; {USAGE}")
         return msgspec.convert(found, cls)
 
     def __str__(self) -> str:
@@ -93,8 +99,9 @@ def _leave(history: History, kept: int) -> int:
 
 
 def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise BadInput(f"keep-last:{text}: N must be a whole number of at least 1")
+    short = len(text) <= DIGITS  # Python reads no number of thousands of digits
+    if not (short and text.isascii() and text.isdigit() and 0 < int(text) <= MOST):
+        raise BadInput(f"keep-last:{_clipped(text)}: N must be a whole number from 1 to {MOST}")
     return int(text)
 
 
@@ -104,9 +111,17 @@ def _seconds(text: str) -> float:
         seconds = float(number) * unit
     except ValueError:
         seconds = 0.0
-    if not 0.0 < seconds < float("inf"):
-        raise BadInput(f"older-than:{text}: must be a positive time such as 90s, 12h or 7d")
+    if not SHORTEST <= seconds <= LONGEST:  # nor is it, if it is not a number
+        raise BadInput(
+            f"older-than:{_clipped(text)}: must be a time such as 90s, 12h or 7d, "
+            f"from {SHORTEST:g}s to {LONGEST / UNITS['d']:.0f}d"
+        )
     return seconds
+
+
+def _clipped(text: str) -> str:
+    """What a user wrote, in a line that can be read."""
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
 def _duration(seconds: float) -> str:

@@ -48,6 +48,12 @@ Collector = tuple[int, int]
 """The number of a "before n" event, and its n."""
 
 
+def refuse_policy(stream: StreamId, policy: GcPolicy, counted: bool) -> None:
+    """Raise if a stream of such rows cannot have the policy."""
+    if counted and (policy.by_key or policy.older_than is not None):
+        raise BadInput(f"{stream}: counted rows have neither key nor time, so {policy} needs Arrow rows")
+
+
 class Piece(NamedTuple):
     """A range that is known as of one number, as it came."""
 
@@ -196,8 +202,7 @@ class History:
         leases: Mapping[str, int] | None = None,
         seed: int = 0,
     ) -> None:
-        if counted and (policy.by_key or policy.older_than is not None):
-            raise BadInput(f"{stream}: counted rows have neither key nor time, so {policy} needs Arrow rows")
+        refuse_policy(stream, policy, counted)
         self.stream = stream
         self.policy = policy
         self.horizon = FIRST

@@ -208,8 +208,8 @@ INTER_REGION = (
     Mutant(
         "subscribe-from-advertised",
         "protocols.interregion",
-        "effects.append(Send(src, Subscribe(stream, own)))",
-        "effects.append(Send(src, Subscribe(stream, advertised)))",
+        "effects.append(Send(src, Subscribe(stream, own, owner)))",
+        "effects.append(Send(src, Subscribe(stream, advertised, owner)))",
         "a subscription starts at the advertised count instead of own progress (the slip of figure 1, A1.24)",
     ),
     Mutant(

@@ -117,6 +117,7 @@ class KnowHead(Head, frozen=True, gc=False, array_like=True):
     stream: str
     spans: tuple[SpanHead, ...]
     horizon: int
+    owner: str = ""
 
 
 class AnswerHead(Head, frozen=True, gc=False, array_like=True):
@@ -230,11 +231,12 @@ class Form(msgspec.Struct, Generic[V, H], frozen=True):
 
 def _pack_know(know: messages.Know) -> tuple[KnowHead, Body]:
     heads, body = encode_spans(know.spans)
-    return KnowHead(know.stream, heads, know.horizon), body
+    return KnowHead(know.stream, heads, know.horizon, know.owner), body
 
 
 def _unpack_know(head: KnowHead, body: memoryview) -> messages.Know:
-    return messages.Know(head.stream, _knowledge(head.stream, decode_spans(head.spans, body)), head.horizon)
+    spans = _knowledge(head.stream, decode_spans(head.spans, body))
+    return messages.Know(head.stream, spans, head.horizon, head.owner)
 
 
 def _knowledge(stream: StreamId, spans: tuple[Span, ...]) -> tuple[Span, ...]:

@@ -4,8 +4,15 @@ A definition is an event of that stream, keyed by the name of what it defines, n
 to the other regions like any foreign stream. A replica knows a stream once the definition is committed at it, so every
 record that carries rows of a stream comes after its definition, in the log and in every snapshot.
 
-Names are unique across regions as far as a head can know: the same name given by two regions within the time an event
-takes between them stays what it is in each, and the other's is refused and reported (``stream_conflict``).
+Names are unique across regions as far as a head can know. Two regions that do not hear of each other meanwhile may both
+give out one name; then there are two *claims* to it, and every region decides by itself, from the claims alone, in
+whatever order and from whatever snapshot they come (decision 0013):
+
+* a region keeps its own definition, and with it all that was published to it there, deleted or not;
+* any other region follows the oldest claim that is not deleted: the smallest (created, region).
+
+A region that has followed another claim lets go of that stream's rows, which their owner has, and begins with the
+oldest one's. The claims that are not followed are told in `Description`, and reported (``stream_conflict``).
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ import msgspec
 from tidings.core.errors import BadInput
 from tidings.core.filters import parse_attributes
 from tidings.core.gc import GcPolicy
+from tidings.core.history import refuse_policy
 from tidings.core.ids import FIRST, RegionId, StreamId
 from tidings.core.rows import ArrowRows, Origin, Rows, data_rows
 from tidings.core.ticks import MAX_STREAMS
@@ -43,6 +51,7 @@ class StreamDef(Value, frozen=True, gc=False):
     number: int = 0  # low bits of its ticks
     attrs: str = ""  # declared attributes, as in "loc string, price double"
     deleted: bool = False
+    created: int = 0  # when, in microseconds by the clock of the head that did it; of two claims the older counts
 
 
 class Define(Message, frozen=True, gc=False):
@@ -106,6 +115,7 @@ class Description(Message, frozen=True, gc=False):
     states: dict[StreamId, StreamState]
     receipts: bool = False  # whether the cluster asks its subscribers for receipts
     leases: tuple[LeaseState, ...] = ()
+    conflicts: tuple[StreamDef, ...] = ()  # of the same names, by other regions than those that are followed here
 
 
 class Why(Message, frozen=True, gc=False):
@@ -135,40 +145,47 @@ class Catalog:
     def __init__(self, region: RegionId, regions: Iterable[RegionId], known: Iterable[StreamDef]) -> None:
         self.region = region
         self.regions = sorted(regions)
-        self.streams = {stream.name: stream for stream in known}
+        self.streams = {stream.name: stream for stream in known}  # of each name the claim that this region follows
+        self.claims = {stream.name: {stream.region: stream} for stream in known}
 
-    def define(self, operation: Operation, new: StreamDef) -> StreamDef:
+    @property
+    def conflicts(self) -> list[StreamDef]:
+        """What other regions have defined under names that are another's here."""
+        several = [claims for claims in self.claims.values() if len(claims) > 1]
+        return [each for claims in several for each in claims.values() if self._is_conflict(each)]
+
+    def _is_conflict(self, claim: StreamDef) -> bool:
+        followed = self.streams[claim.name]
+        return claim.region != followed.region and not claim.deleted and not followed.deleted
+
+    def define(self, operation: Operation, new: StreamDef, now: float = 0.0) -> StreamDef:
         """The definition to write for a request to this region; raises `BadInput` with the reason to refuse it."""
-        if not NAME.fullmatch(new.name):
-            raise BadInput(
-                f"stream {new.name!r}: a name has letters, digits and . _ -, begins with one of the former two"
-            )
+        _refuse_name(new.name)
         known = self.streams.get(new.name)
         if known is not None and known.region != self.region:
             raise BadInput(f"stream {new.name!r} belongs to region {known.region}: ask there")
         if operation == "create":
-            return self._create(new, known)
+            return self._create(new, known, now)
         if known is None or known.deleted:
             raise BadInput(f"stream {new.name!r} is unknown: create it first")
         if operation == "delete":
             return msgspec.structs.replace(known, deleted=True)
         return self._alter(new, known)
 
-    def _create(self, new: StreamDef, known: StreamDef | None) -> StreamDef:
+    def _create(self, new: StreamDef, known: StreamDef | None, now: float) -> StreamDef:
+        refuse_nonsense(new)
         gc = str(GcPolicy.parse(new.gc))
-        parse_attributes(new.attrs)
         if known is not None:
             if not known.deleted and (known.gc, known.attrs, known.counted) == (gc, new.attrs, new.counted):
                 return known
             state = "was deleted, and its numbers cannot begin again" if known.deleted else "exists with other settings"
             raise BadInput(f"stream {new.name!r} {state}: take another name" + (", or alter it" * (not known.deleted)))
-        if new.counted < 0:
-            raise BadInput(f"stream {new.name!r}: events of {new.counted} bytes make no sense")
-        return msgspec.structs.replace(new, region=self.region, gc=gc, number=self._number(), deleted=False)
+        number, created = self._number(), int(now * 1e6)
+        return msgspec.structs.replace(new, region=self.region, gc=gc, number=number, deleted=False, created=created)
 
     def _number(self) -> int:
         """Free among this region's; regions take turns, so that no two give out the same."""
-        taken = {stream.number for stream in self.streams.values()}
+        taken = {claim.number for claims in self.claims.values() for claim in claims.values()}
         for number in range(self.regions.index(self.region), STREAMS, len(self.regions)):
             if number not in taken:
                 return number
@@ -180,15 +197,45 @@ class Catalog:
             raise BadInput(
                 f"stream {new.name!r} has attributes {known.attrs!r}: they stay, new ones are added at the end"
             )
-        return msgspec.structs.replace(known, attrs=new.attrs)
+        altered = msgspec.structs.replace(known, attrs=new.attrs)
+        refuse_nonsense(altered)
+        return altered
 
     def learn(self, owner: RegionId, definition: StreamDef) -> bool:
-        """Take in a committed definition; False if another region has given the name away already."""
-        known = self.streams.get(definition.name)
-        if definition.region != owner or (known is not None and known.region != owner):
-            return False
-        self.streams[definition.name] = definition
-        return True
+        """Take in a committed definition; False if it is not the claim to its name that this region follows.
+
+        Another region may run other code: raises `BadInput`, and changes nothing, if no stream can be as it says.
+        """
+        refuse_nonsense(definition)
+        if definition.region != owner:
+            raise BadInput(f"region {owner} defines {definition.name!r} of region {definition.region}: only its own")
+        claims = self.claims.setdefault(definition.name, {})
+        claims[owner] = definition
+        followed = claims.get(self.region) or min(claims.values(), key=age)
+        changed = followed != self.streams.get(definition.name)
+        self.streams[definition.name] = followed
+        return changed or followed is definition
+
+
+def age(claim: StreamDef) -> tuple[bool, int, RegionId]:
+    """The smallest counts where several regions claim a name."""
+    return claim.deleted, claim.created, claim.region
+
+
+def refuse_nonsense(definition: StreamDef) -> None:
+    """Raise `BadInput` with the reason if no stream can be as this says; what is deleted need not be anything."""
+    _refuse_name(definition.name)
+    if definition.deleted:
+        return
+    if definition.counted < 0:
+        raise BadInput(f"stream {definition.name!r}: events of {definition.counted} bytes make no sense")
+    parse_attributes(definition.attrs)
+    refuse_policy(definition.name, GcPolicy.parse(definition.gc), definition.counted > 0)
+
+
+def _refuse_name(name: StreamId) -> None:
+    if not NAME.fullmatch(name):
+        raise BadInput(f"stream {name!r}: a name has letters, digits and . _ -, begins with one of the former two")
 
 
 def definition_rows(lo: int, definition: StreamDef, now: float, region: RegionId) -> Rows:
@@ -197,7 +244,15 @@ def definition_rows(lo: int, definition: StreamDef, now: float, region: RegionId
     return data_rows(lo, [definition.name.encode()], [msgspec.msgpack.encode(definition)], origin)
 
 
-def definitions_in(rows: Rows) -> list[StreamDef]:
-    """The definitions that rows of a `_streams` stream hold, oldest first."""
-    assert isinstance(rows, ArrowRows)
-    return [msgspec.msgpack.decode(payload, type=StreamDef) for payload in rows.batch.column("payload").to_pylist()]
+def definitions_in(rows: Rows) -> list[StreamDef | None]:
+    """The definitions that rows of a `_streams` stream hold, oldest first; None for what is none."""
+    if not isinstance(rows, ArrowRows):
+        return []  # all of them collected or lost
+    return [_definition(payload) for payload in rows.batch.column("payload").to_pylist()]
+
+
+def _definition(payload: bytes | None) -> StreamDef | None:
+    try:
+        return msgspec.msgpack.decode(payload or b"", type=StreamDef)
+    except msgspec.DecodeError:
+        return None

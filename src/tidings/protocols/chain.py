@@ -16,9 +16,10 @@ predecessor's; of two records with one lsn the one of the older epoch was voided
 events, acknowledges nothing and resigns; removed, it comes back like any other.
 
 A removed replica asks to be appended behind the tail, and cuts its log back to the commit point it knew. The tail
-feeds it (records, or a snapshot when those are trimmed); once it is nearly level the tail *passes the token*: from
-then on it commits only what the newcomer acknowledges, and, when that decision is on its disk and the newcomer holds
-all that is committed, it asks the configuration service to make the newcomer the tail.
+feeds it: records, or a snapshot when those are trimmed. What is committed while that is on its way is kept for it, up
+to a bound, and through changes of the epoch that leave the two neighbours. Once it is nearly level the tail *passes the
+token*: from then on it commits only what the newcomer acknowledges, and, when that decision is on its disk and the
+newcomer holds all that is committed, it asks the configuration service to make the newcomer the tail.
 """
 
 from __future__ import annotations
@@ -157,8 +158,10 @@ class ChainSettings(Value, frozen=True, gc=False):
     window: int = 64  # records forwarded beyond the commit point
     backlog: int = 1024  # uncommitted records a head accepts before it says busy
     retain: int = 128  # committed records kept for a lagging successor; older ones are sent as a snapshot
-    level: int = 8  # a joining replica this close to the commit point gets the token
+    level: int = 8  # a joining replica this close to the commit point gets the token; or a window, if that is more
     chunk_rows: int = 4096  # rows in a piece of a snapshot
+    feed: int = 1 << 18  # committed records kept for a joining replica: half a minute of 8,000 records/s
+    feed_bytes: int = 256 << 20  # and bytes of them; beyond either it gets another snapshot
 
 
 class Installing:
@@ -194,6 +197,7 @@ class Chain:
         self.moved: tuple[Lsn, int] | None = None  # what the last RetryTick saw waiting
         self.snapshot: tuple[Lsn, list[tuple[Span, ...]], int | None] | None = None  # being sent; the epoch of its lsn
         self.fed: Lsn | None = None  # how far a joining successor has got: what follows is retained for it
+        self.owed = 0  # bytes of the committed records that follow
         self.held: Lsn = -1  # what it has acknowledged to hold durably
         self.installing: Installing | None = None  # being received
         self.unproven: tuple[NodeId, ...] = ()  # after a restart: neighbours with whom its log is not compared yet
@@ -297,8 +301,9 @@ class Chain:
         self.token_passed = new.epoch == self.log.token_epoch  # known from the disk after a restart
         self.promoting = None
         self.moved = None
-        self.snapshot = None
-        self.fed = None
+        if new.joining is None or new.joining != old.joining or new.successor(self.me) != new.joining:
+            self.snapshot = None  # else what is committed stays so, and the newcomer goes on with it
+            self.fed = None
         self.held = -1
         self.installing = None
         self.sent = None if new.successor(self.me) == new.joining else self.log.committed
@@ -414,6 +419,8 @@ class Chain:
         if to is None or self.sent is None:
             return []
         upto = min(self.durable, self.log.committed + self.settings.window)
+        if self.fed is not None:  # far behind: what it has not acknowledged is bounded, too
+            upto = min(upto, self.fed + self.settings.backlog)
         if upto <= self.sent:
             return []
         effects: list[Effect] = []
@@ -435,9 +442,10 @@ class Chain:
             if self.snapshot is None or self.snapshot[0] <= after:
                 at = self.log.committed
                 self.snapshot = (at, self.log.snapshot(self.settings.chunk_rows), self.log.made(at))
-            self.fed = self.snapshot[0]
+            self._fed_up_to(self.snapshot[0])
             return self._send_piece(src, self.snapshot[0], 0)
-        self.sent = self.fed = after
+        self._fed_up_to(after)
+        self.sent = after
         return self._forward() or [Send(src, Append(self.membership.epoch, ()))]
 
     # --- acknowledgements up the chain ----------------------------------------------------------------
@@ -453,10 +461,12 @@ class Chain:
             return [Report("bad_message")]  # nobody can hold what was never forwarded
         if src != self.membership.joining:
             return self._commit(lsn)
-        self.fed = self.held = lsn
+        self._fed_up_to(max(lsn, self.fed or 0))  # what it held before a snapshot that is on its way does not matter
+        self.held = lsn
         if self.token_passed:
             return [*self._commit(lsn), *self._promote()]
-        if lsn + self.settings.level < self.log.committed:
+        near = max(self.settings.level, self.settings.window)  # so much is on its way to any successor under load
+        if lsn + near < self.log.committed:
             return self._forward()
         self.token_passed = True  # the newcomer is nearly level: this replica gives up committing by itself (A1.42)
         self.log.token_epoch = self.membership.epoch
@@ -475,6 +485,8 @@ class Chain:
         effects: list[Effect] = []
         while self.log.committed < upto:
             record, refused = self.log.commit_next()
+            if self.fed is not None and record.lsn > self.fed:
+                self.owed += record.wire_size
             effects.append(Deliver(Committed(record, refused)))
         if not effects:
             return effects
@@ -486,8 +498,19 @@ class Chain:
 
     def retained(self) -> int:
         """How many committed records to keep: some, and those a joining replica still has to get."""
-        behind = 0 if self.fed is None else self.log.committed - self.fed
-        return max(self.settings.retain, min(behind, self.settings.backlog))
+        if self.fed is None:
+            return self.settings.retain
+        most = self.settings.feed if self.owed <= self.settings.feed_bytes else self.settings.backlog
+        return max(self.settings.retain, min(self.log.committed - self.fed, most))
+
+    def _fed_up_to(self, lsn: Lsn) -> None:
+        """The joining successor has got so far: it is owed the committed records after that."""
+        log, before = self.log, self.fed
+        if before is not None and log.first - 1 <= before <= lsn:
+            self.owed -= sum([record.wire_size for record in log.between(before, min(lsn, log.committed))])
+        else:
+            self.owed = sum([record.wire_size for record in log.between(max(lsn, log.first - 1), log.committed)])
+        self.fed = lsn
 
     # --- repair ---------------------------------------------------------------------------------------
 

@@ -5,6 +5,9 @@ other regions. The head of a region chooses at most one source per foreign strea
 and subscribes there from its own progress; what it receives goes into its chain. Cut a link, and the next
 advertisement of a third region that is further ahead turns the flow round.
 
+Two regions may have given one name to two streams (catalog.py). So whoever advertises, asks for or sends a stream says
+whose it is, and what is not the owner's that this region follows is left alone and reported (``stream_conflict``).
+
 Guarantee: a foreign stream reaches a region gapless, in order and once, as long as some path of regions that
 talk to each other leads from its owner; no claim is made about which path.
 
@@ -21,7 +24,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from tidings.core.history import History
-from tidings.core.ids import FIRST, NodeId, RegionId, StreamId
+from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_internal
 from tidings.core.lens import ALL
 from tidings.core.span import Span
 from tidings.protocols.kernel import (
@@ -55,10 +58,15 @@ class Advertise(Message, frozen=True, gc=False):
     horizons: dict[StreamId, int]
     asofs: dict[StreamId, int] = msgspec.field(default_factory=dict)  # those that lie beyond the horizon
     known: dict[RegionId, int] = msgspec.field(default_factory=dict)  # epochs of the other regions' chains
+    owners: dict[StreamId, RegionId] = msgspec.field(default_factory=dict)  # whose streams these are
 
     @property
     def wire_size(self) -> int:  # type: ignore[override]
-        return 64 + 16 * (len(self.horizons) + len(self.asofs) + len(self.known))
+        return 64 + 16 * (len(self.horizons) + len(self.asofs) + len(self.known) + len(self.owners))
+
+    def means(self, stream: StreamId, owner: RegionId) -> bool:
+        """Whether what it says of a name is about this owner's stream; who does not say means the one we mean."""
+        return self.owners.get(stream, owner) == owner
 
 
 class Solicit(Message, frozen=True, gc=False):
@@ -66,10 +74,11 @@ class Solicit(Message, frozen=True, gc=False):
 
 
 class Subscribe(Message, frozen=True, gc=False):
-    """Send me this stream from ``lo`` on, until told otherwise."""
+    """Send me this stream from ``lo`` on, until told otherwise; if it is the ``owner``'s there, too."""
 
     stream: StreamId
     lo: int
+    owner: RegionId = ""
 
 
 class Unsubscribe(Message, frozen=True, gc=False):
@@ -169,6 +178,7 @@ class InterRegion:
         progress: Callable[[StreamId], int],
         busy: Callable[[], bool],
         settings: InterRegionSettings,
+        pending: Callable[[StreamId], bool] = lambda stream: False,
     ) -> None:
         self.me = me
         self.region = region
@@ -177,6 +187,7 @@ class InterRegion:
         self.peers = dict(peers)  # what is known of the other regions' chains
         self.progress = progress  # first number of a stream that this head has not put into its log
         self.busy = busy
+        self.pending = pending  # whether a definition of this name is on its way through the log
         self.settings = settings
         self.membership: Membership | None = None
         self.is_head = False
@@ -212,8 +223,8 @@ class InterRegion:
                 return self._receive_done(src, stream, horizon)
             case Received(src, Advertise() as advert):
                 return self._learn(src, advert, now)
-            case Received(src, Subscribe(stream, lo)):
-                return self._receive_subscribe(src, stream, lo)
+            case Received(src, Subscribe() as subscribe):
+                return self._receive_subscribe(src, subscribe)
             case Received(src, Unsubscribe(stream)):
                 self.subscribers.pop((src, stream), None)
                 return NOTHING
@@ -237,7 +248,9 @@ class InterRegion:
         known = {stream: self.histories[stream] for stream in self.streams}
         horizons = {stream: history.horizon for stream, history in known.items() if history.horizon > FIRST}
         asofs = {stream: history.floor for stream, history in known.items() if history.floor > history.horizon}
-        return Advertise(self.membership, horizons, asofs, {name: peer.epoch for name, peer in self.peers.items()})
+        owners = {stream: self.streams[stream] for stream in horizons if not is_internal(stream)}
+        epochs = {name: peer.epoch for name, peer in self.peers.items()}
+        return Advertise(self.membership, horizons, asofs, epochs, owners)
 
     def _advertise_tick(self, generation: int) -> list[Effect]:
         if generation != self.generation:
@@ -247,11 +260,21 @@ class InterRegion:
     def _to_peers(self, message: Message) -> list[Effect]:
         return [Send(node, message) for peer in self.peers.values() for node in peer.replicas]
 
-    def _receive_subscribe(self, src: NodeId, stream: StreamId, lo: int) -> Effects:
-        if not self.is_tail or stream not in self.streams or lo < FIRST:
+    def _receive_subscribe(self, src: NodeId, wanted: Subscribe) -> Effects:
+        stream = wanted.stream
+        if not self.is_tail or stream not in self.streams or wanted.lo < FIRST:
             return [Report("bad_message")]
-        self.subscribers[src, stream] = Subscription(lo)
+        if wanted.owner not in ("", self.streams[stream]):
+            self.subscribers.pop((src, wanted.stream), None)
+            return [Report("stream_conflict")]
+        self.subscribers[src, stream] = Subscription(wanted.lo)
         return self._pump(src, stream)
+
+    def forget(self, stream: StreamId) -> None:
+        """The name is another region's from now on: what was agreed upon with sources and subscribers is void."""
+        self.expects.pop(stream, None)
+        for key in [key for key in self.subscribers if key[1] == stream]:
+            del self.subscribers[key]
 
     def committed(self, stream: StreamId) -> list[Effect]:
         """The horizon of a stream has moved: send it on."""
@@ -273,7 +296,7 @@ class InterRegion:
             spans = tuple(history.know(subscription.next, history.horizon, self.settings.chunk_rows))
             subscription.next = spans[-1].hi
             subscription.unacked.append(subscription.next)
-            effects.append(Send(to, Know(stream, spans, history.horizon)))
+            effects.append(Send(to, Know(stream, spans, history.horizon, self.streams.get(stream, ""))))
         return effects
 
     def _receive_done(self, src: NodeId, stream: StreamId, horizon: int) -> Effects:
@@ -312,7 +335,7 @@ class InterRegion:
             return introduction
         if self.adopting and src == advert.membership.tail:  # others pass on who is there, not what they have
             self.adverts[peer.region] = advert
-        return [*introduction, *self.receive_advertisement(now, src, peer.region, advert.horizons)]
+        return [*introduction, *self.receive_advertisement(now, src, peer.region, advert)]
 
     def _introduce(self, src: NodeId, known: Mapping[RegionId, int]) -> list[Effect]:
         """Say who forms this region's chain to whoever believes in an older one."""
@@ -321,13 +344,14 @@ class InterRegion:
             return []
         return [Send(src, self._advertisement() if self.is_tail else Advertise(mine, {})), Report("introduced")]
 
-    def receive_advertisement(
-        self, now: Time, src: NodeId, region: RegionId, horizons: Mapping[StreamId, int]
-    ) -> list[Effect]:
+    def receive_advertisement(self, now: Time, src: NodeId, region: RegionId, advert: Advertise) -> list[Effect]:
         """rcvAdvertisement of figure 1 (A1.17): for each foreign stream, stay with the source or change it."""
         effects: list[Effect] = []
-        for stream, advertised in horizons.items():
+        for stream, advertised in advert.horizons.items():
             owner = self.streams.get(stream)
+            if owner is not None and not advert.means(stream, owner):
+                effects.append(Report("stream_conflict"))
+                continue
             if owner is None or (owner == self.region and not self.adopting):
                 continue
             expect = self.expects.setdefault(stream, Expect())
@@ -337,11 +361,11 @@ class InterRegion:
             elif region == expect.region or self._pays(now, stream, region, advertised, own):
                 if expect.source is not None:
                     effects.extend([Send(expect.source, Unsubscribe(stream)), Report("source_switch")])
-                if expect.region == self.streams[stream]:
+                if expect.region == owner:
                     expect.forgiven = now + self.settings.grudge
                 expect.source, expect.region = src, region  # of the same region: its new tail (A1.41)
                 expect.horizon, expect.time, expect.seen = advertised, now, own
-                effects.append(Send(src, Subscribe(stream, own)))
+                effects.append(Send(src, Subscribe(stream, own, owner)))
         return effects
 
     def adopted(self) -> list[Effect]:
@@ -373,7 +397,7 @@ class InterRegion:
         stalled = advertised > own and own == expect.seen
         expect.seen = own
         if stalled:
-            return [Send(expect.source or "", Subscribe(stream, own)), Report("resubscribed")]
+            return [Send(expect.source or "", Subscribe(stream, own, self.streams[stream])), Report("resubscribed")]
         if advertised > expect.horizon:
             expect.horizon, expect.time = advertised, now
         return []
@@ -386,8 +410,12 @@ class InterRegion:
             return [Send(src, Unsubscribe(stream))]
         if not know.spans or any([span.stream != stream or span.lens != ALL for span in know.spans]):
             return [Report("bad_message")]
+        if know.owner not in ("", self.streams.get(stream)):
+            return [Send(src, Unsubscribe(stream)), Report("stream_conflict")]
         if self.busy():
             return [Report("chain_busy")]  # not acknowledged: the source sends it again
+        if self.pending(stream):
+            return [Report("definition_pending")]  # likewise: nobody knows yet whose stream this record would find
         own = self.progress(stream)
         fresh: list[Span] = []
         for span in know.spans:
@@ -401,4 +429,4 @@ class InterRegion:
         if expect.asked == own:
             return NOTHING  # a gap that has been asked for
         expect.asked = own
-        return [Send(src, Subscribe(stream, own)), Report("gap_asked")]
+        return [Send(src, Subscribe(stream, own, self.streams[stream])), Report("gap_asked")]

@@ -121,12 +121,15 @@ class Log:
         self.ends: dict[StreamId, int] = dict.fromkeys(self._streams, FIRST)
         self.ticks: dict[StreamId, int] = dict.fromkeys(self._streams, 0)
 
-    def define(self, stream: StreamId) -> None:
-        """From now on the log has this stream, too."""
+    def define(self, stream: StreamId, history: History | None = None) -> None:
+        """From now on the log has this stream, too, and its empty history."""
         if stream not in self.histories:
+            history = history or self._make_history(stream)  # before anything changes: it may be refused
             self._streams.append(stream)
-            self.histories[stream] = self._make_history(stream)
-            self.ends.setdefault(stream, FIRST)
+            self.histories[stream] = history
+            records = self.between(self.committed, self.last)  # after the definition, so they are about this stream
+            pending = [part.hi for record in records for part in record.parts if part.stream == stream]
+            self.ends[stream] = pending[-1] if pending else FIRST
             self.ticks.setdefault(stream, 0)
 
     def drop(self, stream: StreamId) -> None:

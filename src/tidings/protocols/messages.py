@@ -5,7 +5,7 @@ Protocols share these where the meaning is the same; what is peculiar to one pro
 
 from __future__ import annotations
 
-from tidings.core.ids import StreamId
+from tidings.core.ids import RegionId, StreamId
 from tidings.core.span import Span
 from tidings.protocols.kernel import Message
 
@@ -34,6 +34,7 @@ class Know(Message, frozen=True, gc=False):
     stream: StreamId
     spans: tuple[Span, ...]
     horizon: int
+    owner: RegionId = ""  # between regions: whose stream of this name it is; "" if the sender does not say
 
     @property
     def wire_size(self) -> int:  # type: ignore[override]

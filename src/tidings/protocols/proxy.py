@@ -233,10 +233,13 @@ class Proxy:
         self.held: dict[str, int] = {}  # bytes of dead rows that each of them keeps
         self.weighed = 0
 
+        self.definitions = [definitions_of(name) for name in self.catalog.regions]
+        self.wired = False  # the layers above the log are not there yet
+        self.unheard: list[Effect] = []  # what committing has shown, told with the next effects of the chain
+
         def make_history(stream: StreamId) -> History:
             counted = stream in self.streams and self.streams[stream].counted > 0
-            leases = {name: entry.asof for name, entry in self.leased.items() if entry.stream == stream}
-            return History(stream, self.policies[stream], counted=counted, leases=leases)
+            return self._history(stream, self.policies[stream], counted)
 
         self.log = Log(make_history, self.policies, self._learn)
         self.log.replay(entries)
@@ -250,6 +253,7 @@ class Proxy:
             lambda stream: self.log.ends[stream],
             lambda: self.chain.busy,
             settings.inter_region,
+            self._pending,
         )
         self.recovery = Recovery(region, self.log, owners, self.streams, self.inter_region, settings.recovery)
         self.views = Views(me, region, settings.views, rng, self.chain.membership, replica=True)
@@ -260,6 +264,7 @@ class Proxy:
         self.subscriptions = Subscriptions(self.log.histories, self._match, settings.subscriptions)
         self.led: Lsn | None = None  # as head: the last record this replica did not number itself
         self.waiting: dict[Lsn, Owed] = {}  # answers owed when a record is committed
+        self.wired = True
         self.barrier: Lsn = 0  # the newest record that was written only to see whether this is still the head
         self.later: Owed = {}  # answers to questions that came after it: they go with the next one
 
@@ -325,6 +330,9 @@ class Proxy:
                 out.extend(self._committed(now, effect.item, fresh))
             elif isinstance(effect.item, Reconfigured):
                 out.extend(self._reconfigured(now, effect.item.membership))
+        if self.unheard:
+            out.extend(self.unheard)
+            self.unheard.clear()
         return out
 
     def _inter_region(self, now: Time, effects: Effects) -> list[Effect]:
@@ -577,21 +585,58 @@ class Proxy:
             return
         owner = part.stream.removeprefix(PREFIX)
         for definition in definitions_in(part.rows):
-            if self.catalog.learn(owner, definition):
-                self._enact(definition)
-                if definition.deleted:
+            try:
+                if definition is None:
+                    self.unheard.append(Report("bad_definition"))
+                    continue
+                if self.catalog.learn(owner, definition):
+                    self._enact(self.streams[definition.name])
+                if self.streams[definition.name].deleted:
                     self.cursors.forget(definition.name)
+                if any([each.name == definition.name for each in self.catalog.conflicts]):
+                    self.unheard.append(Report("stream_conflict"))
+            except BadInput:
+                self.unheard.append(Report("bad_definition"))
+
+    def _history(self, stream: StreamId, policy: GcPolicy, counted: bool) -> History:
+        leases = {name: entry.asof for name, entry in self.leased.items() if entry.stream == stream}
+        return History(stream, policy, counted=counted, leases=leases)
+
+    def _pending(self, name: StreamId) -> bool:
+        """Whether the log defines a stream of this name in a record that is not committed.
+
+        Until it is, nothing foreign is put into the log under the name: so each record that carries rows of another
+        region's stream finds, wherever it is committed, the owner that its head knew.
+        """
+        log = self.log
+        if all([log.ends[each] == log.histories[each].horizon for each in self.definitions]):
+            return False
+        parts = [part for record in log.between(log.committed, log.last) for part in record.parts]
+        found = [definitions_in(part.rows) for part in parts if part.stream.startswith(PREFIX)]
+        return any([each is not None and each.name == name for some in found for each in some])
+
+    def _let_go(self, name: StreamId, reason: str) -> None:
+        """What was followed under this name is no more: forget its rows, and whoever has to do with it."""
+        self.log.drop(name)
+        if self.wired:
+            self.inter_region.forget(name)
+            self.pull.forget(name)
+            self.unheard.extend(self.subscriptions.end(name, f"stream {name!r} {reason}"))
 
     def _enact(self, stream: StreamDef) -> None:
         """A definition is committed here."""
         if stream.deleted:
-            self.log.drop(stream.name)
+            self._let_go(stream.name, "was deleted")
             self.owners.pop(stream.name, None)
             self.clocks.pop(stream.name, None)
             return
-        self.policies[stream.name] = GcPolicy.parse(stream.gc)
+        policy = GcPolicy.parse(stream.gc)
+        history = self._history(stream.name, policy, stream.counted > 0)  # before anything changes
+        if self.owners.get(stream.name, stream.region) != stream.region:
+            self._let_go(stream.name, f"is region {stream.region}'s, which has the older claim to the name: begin anew")
+        self.policies[stream.name] = policy
         self.owners[stream.name] = stream.region
-        self.log.define(stream.name)
+        self.log.define(stream.name, history)
         if stream.region == self.region and stream.name not in self.clocks:
             self.clocks[stream.name] = HybridClock(stream.number, self.log.ticks[stream.name])
 
@@ -599,10 +644,11 @@ class Proxy:
         """Create, alter or delete a stream of this region; one definition is under way at a time."""
         stream = definitions_of(self.region)
         moving = self.sinks.busy(request.definition.name)
+        moving = moving or self._pending(request.definition.name)  # perhaps another region's: then it is refused
         if self.chain.busy or moving or self.log.ends[stream] > self.log.histories[stream].horizon:
             return [Report("define_busy")]  # asked again later
         try:
-            definition = self.catalog.define(request.operation, request.definition)
+            definition = self.catalog.define(request.operation, request.definition, now)
         except BadInput as error:
             return self._answer_as_head(now, src, NotDefined(request.nonce, str(error)))
         if definition == self.streams.get(definition.name):
@@ -767,7 +813,8 @@ class Proxy:
                 for name, e in self.leased.items()
             ]
             ask = self.settings.receipts.ask
-            return Description(message.nonce, self.region, (own, *others), tuple(told), states, ask, tuple(leases))
+            known_as = tuple(told), states, ask, tuple(leases), tuple(self.catalog.conflicts)
+            return Description(message.nonce, self.region, (own, *others), *known_as)
         assert isinstance(message, Why)
         history = self.log.histories.get(message.stream)
         if history is None or is_hidden(message.stream):

@@ -627,6 +627,10 @@ class PullProxy:
             offered = self._offered.get(stream, FIRST)
             assert offered <= history.horizon, f"{self.me} {stream}: offered {offered}, knows {history.horizon}"
 
+    def forget(self, stream: StreamId) -> None:
+        """The name is another stream's from now on."""
+        self._offered.pop(stream, None)
+
     def advance(self, now: Time, stream: StreamId) -> Effects:
         """A stream's committed horizon may have moved: the tail offers it (deliverEvent at a proxy, A1.30)."""
         horizon = self.histories[stream].horizon

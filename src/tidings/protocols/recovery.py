@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from tidings.core.ids import FIRST, RegionId, StreamId
 from tidings.core.span import Span
 from tidings.protocols.catalog import PREFIX, StreamDef
-from tidings.protocols.interregion import InterRegion
+from tidings.protocols.interregion import Advertise, InterRegion
 from tidings.protocols.kernel import Time, Value
 from tidings.protocols.log import Log
 from tidings.protocols.publishing import PUBLISHERS
@@ -87,12 +87,16 @@ class Recovery:
         return [loss for stream in own if (loss := self._loss(stream, held[stream])) is not None]
 
     def _has(self, stream: StreamId) -> bool:
-        horizons = [advert.horizons.get(stream, FIRST) for advert in self.peers.adverts.values()]
+        horizons = [advert.horizons.get(stream, FIRST) for advert in self._told(stream)]
         return self.log.histories[stream].horizon >= max(horizons, default=FIRST)
+
+    def _told(self, stream: StreamId) -> list[Advertise]:
+        """What was advertised of this region's stream; another region's of the same name says nothing about it."""
+        return [advert for advert in self.peers.adverts.values() if advert.means(stream, self.region)]
 
     def _held(self, stream: StreamId) -> int:
         """The largest horizon or asof that anybody has told of a stream."""
-        told = [(advert.horizons, advert.asofs) for advert in self.peers.adverts.values()]
+        told = [(advert.horizons, advert.asofs) for advert in self._told(stream)]
         return max([FIRST, *[each.get(stream, FIRST) for pair in told for each in pair]])
 
     def _loss(self, stream: StreamId, held: int) -> Span | None:

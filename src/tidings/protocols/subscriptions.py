@@ -258,6 +258,13 @@ class Subscriptions:
             self._pump(key, position, effects, fresh)
         return effects
 
+    def end(self, stream: StreamId, reason: str) -> list[Effect]:
+        """Nothing more of this stream will come: tell whoever follows it why."""
+        keys = list(self.by_stream.get(stream, ()))
+        for key in keys:
+            self._drop(key)
+        return [Send(node, Unfollowed(id, reason)) for node, id in keys]
+
     def _follow(self, src: NodeId, follow: Follow) -> Effects:
         history = self.histories.get(follow.stream)
         key = (src, follow.id)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tidings.core.ids import NodeId, RegionId, is_internal
 from tidings.net.names import make_id, name_of, parse_address, seed_of, slot_of
-from tidings.protocols.catalog import Description
+from tidings.protocols.catalog import Description, StreamDef, age
 from tidings.protocols.membership import Membership
 from tidings.server.asking import Asker, NoAnswer
 from tidings.server.plan import Plan
@@ -114,10 +114,14 @@ def _streams(
             if slot_of(node) in descriptions:
                 voices[region] = descriptions[slot_of(node)]
                 break
-    streams = {stream.name: stream for voice in voices.values() for stream in voice.streams}
-    streams = {name: stream for name, stream in streams.items() if not is_internal(name)}
+    claims: dict[str, dict[RegionId, StreamDef]] = {}
+    for voice in voices.values():
+        for each in (*voice.streams, *voice.conflicts):
+            if not is_internal(each.name):
+                claims.setdefault(each.name, {})[each.region] = each
     found = []
-    for name, stream in sorted(streams.items()):
+    for name, claimed in sorted(claims.items()):
+        stream = min(claimed.values(), key=age)
         states = {region: voice.states[name] for region, voice in voices.items() if name in voice.states}
         owner = states.get(stream.region) or next(iter(states.values()), None)
         found.append(
@@ -131,6 +135,7 @@ def _streams(
                 "collected": owner.collected if owner else 0,
                 "lost": owner.lost if owner else 0,
                 "leases": _leases(voices.get(stream.region), name),
+                "conflict": sorted(set(claimed) - {stream.region}),
             }
         )
     return found

@@ -117,7 +117,7 @@ class _Kept:
             if any([not is_internal(span.stream) for span in item.record.parts]):
                 self.news = time
             chain = self.deployment.proxy(node).chain
-            lacking = 0 if chain.fed is None else min(chain.log.committed - chain.fed, chain.settings.backlog)
+            lacking = 0 if chain.fed is None else min(chain.log.committed - chain.fed, chain.settings.feed)
             bound = 2 * max(chain.settings.retain, lacking)
             self.now[node] = chain.log.committed + 1 - chain.log.first, bound
 
