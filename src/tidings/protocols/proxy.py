@@ -603,17 +603,18 @@ class Proxy:
         return History(stream, policy, counted=counted, leases=leases)
 
     def _pending(self, name: StreamId) -> bool:
-        """Whether the log defines a stream of this name in a record that is not committed.
+        """Whether a record that is not committed may say that a name is another region's, or nobody's.
 
         Until it is, nothing foreign is put into the log under the name: so each record that carries rows of another
         region's stream finds, wherever it is committed, the owner that its head knew.
         """
-        log = self.log
+        log, owned = self.log, PREFIX + self.owners.get(name, "")
         if all([log.ends[each] == log.histories[each].horizon for each in self.definitions]):
             return False
         parts = [part for record in log.between(log.committed, log.last) for part in record.parts]
-        found = [definitions_in(part.rows) for part in parts if part.stream.startswith(PREFIX)]
-        return any([each is not None and each.name == name for some in found for each in some])
+        found = [(part.stream, definitions_in(part.rows)) for part in parts if part.stream.startswith(PREFIX)]
+        told = [(by == owned, each) for by, some in found for each in some if each is not None and each.name == name]
+        return any([each.deleted or not by_owner for by_owner, each in told])
 
     def _let_go(self, name: StreamId, reason: str) -> None:
         """What was followed under this name is no more: forget its rows, and whoever has to do with it."""
