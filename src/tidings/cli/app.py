@@ -35,6 +35,7 @@ from tidings.cli import (
     version,
     why,
 )
+from tidings.cli.options import is_utf8
 from tidings.core.errors import TidingsError
 
 EXTRAS = {
@@ -79,6 +80,9 @@ app.command("version", epilog=version.EXAMPLE)(version.version)
 
 def main() -> None:
     """Run the command line; whatever goes wrong becomes one line and exit code 1."""
+    for each in sys.argv[1:] if sys.argv[1:2] != ["pub"] else ():  # what is published may be any bytes
+        if not is_utf8(each):
+            fail(f"{each[:80]!r} is not UTF-8: only the key and the payload of `tidings pub` may be other bytes")
     try:
         app()
     except (TidingsError, OSError) as error:
