@@ -18,6 +18,13 @@ BROKEN = 3
 """Exit code of a command that ran well but found that something does not hold."""
 
 
+def not_built(what: str, instead: Iterable[str]) -> Exception:
+    """What to raise where a name is known that has nothing behind it yet."""
+    from tidings.client.errors import NotBuilt
+
+    return NotBuilt(f"{what} is not built yet; there are {', '.join(instead)}")
+
+
 def emit(result: Mapping[str, Any], as_json: bool, show: Callable[[], None]) -> None:
     """Print a result as one JSON object, or let ``show`` print it for a person."""
     if not as_json:
