@@ -31,6 +31,7 @@ from tidings.cli import (
     status,
     stream,
     sub,
+    top,
     up,
     version,
     why,
@@ -58,6 +59,7 @@ app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
 app.command("up", epilog=up.EXAMPLE)(up.up)
 app.command("down", epilog=down.EXAMPLE)(down.down)
 app.command("status", epilog=status.EXAMPLE)(status.status)
+app.command("top", epilog=top.EXAMPLE)(top.top)
 app.command("serve", epilog=serve.EXAMPLE)(serve.serve)
 app.add_typer(config.app, name="config")
 app.add_typer(stream.app, name="stream")
