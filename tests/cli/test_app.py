@@ -19,6 +19,7 @@ from tidings.cli.check import parse_seeds
 from tidings.core.errors import BadInput
 
 COMMANDS = ["sim", "check", "lab list", "lab run", "bench gc", "bench sim", "version", "pub", "sub", "collect", "why"]
+COMMANDS += ["status", "top", "serve", "bench peers"]
 
 
 def run(*arguments: str) -> Any:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import tidings.lab
 from tidings.cli import output
 from tidings.cli.app import app
+from tidings.client.errors import NotBuilt
 from tidings.core.errors import BadInput
 
 SCENARIO = str(Path(__file__).parents[2] / "scenarios" / "sprinkler-link-cut.toml")
@@ -231,6 +232,21 @@ def test_bench_prints_runs_and_ratios(lab: Any, name: str) -> None:
     printed = run("bench", name).stdout
     assert "2,000,000" in printed
     assert "1.5" in printed
+
+
+@pytest.mark.parametrize("name", ["gryphon", "bounded", "fire", "qsm"])
+def test_a_target_that_is_not_built_says_so(name: str) -> None:
+    with pytest.raises(NotBuilt, match=rf"^check {name} is not built yet; there are sprinkler, cluster, spark, sink$"):
+        run("check", name, "--seeds", "0..2", "--json")
+
+
+@pytest.mark.parametrize("name", ["filter", "fanout", "peers"])
+def test_a_benchmark_that_is_not_built_says_so_and_names_those_that_are(name: str) -> None:
+    with pytest.raises(NotBuilt, match=rf"^bench {name} is not built yet; there are throughput, latency, gc, ") as told:
+        run("bench", name, "--runs", "3", "--json")
+    built = str(told.value).partition("there are ")[2].split(", ")
+    assert all(run("bench", each, "--help").exit_code == 0 for each in built)
+    assert "Not built yet" in run("bench", name, "--help").stdout
 
 
 def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:

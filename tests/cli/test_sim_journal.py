@@ -50,6 +50,7 @@ def test_a_journal_replays_with_the_same_effects(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
     assert said["trace_hash"] == found and said["violations"] == [] and said["protocol_events"] == 4
+    assert said["seed"] is None, "all that was random is in the journal"
 
 
 def test_a_journal_whose_hash_differs_is_a_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,24 @@ def test_a_region_in_memory_that_was_killed_as_a_whole_says_so_and_begins_anew_w
         assert status["regions"][0]["replicas"][0]["id"] == "r0/p0"
     finally:
         tidings("down", *where)
+
+
+def test_serve_says_when_it_is_ready(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    plan = generate(1, 1, durability="memory", port=0)
+    file.write_text(render(plan))
+    addresses = {"r0/config": plan.regions[0].config, "r0/p0": plan.regions[0].replicas[0]}
+    with ExitStack() as stack:
+        for name, address in addresses.items():
+            kind = "config" if name == "r0/config" else "replica"
+            command = [sys.executable, "-m", "tidings.cli.app", "serve", kind, "-c", str(file), "--id", name, "--json"]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.terminate)
+            assert process.stdout is not None
+            said = json.loads(process.stdout.readline())
+            assert (said["id"], said["address"], said["pid"]) == (name, address, process.pid)
+            assert (said["admin"] is None) == (kind == "config")
+        assert tidings_json("status", "-c", file)["regions"][0]["replicas"][0]["alive"]
 
 
 @pytest.mark.parametrize("arguments", [("--regions", "0"), ("--wan", "eu"), ("--port", "99999")])

@@ -96,6 +96,31 @@ def test_impossible_clusters_are_not_generated(regions: int, replicas: int, wan:
         generate(regions, replicas, wan=wan)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("regions", "replicas", "port", "why"),
+    [
+        (
+            1000,
+            100,
+            64_000,
+            "1000 regions of 100 replicas are 100000 processes, too many .*: at most 256",
+        ),
+        (200, 1, 65_200, "400 processes need the ports 65200 to 65599, and .* 65535: begin at 65136 or below, or"),
+    ],
+)
+def test_a_cluster_that_no_machine_carries_is_refused_with_what_would_do(
+    regions: int, replicas: int, port: int, why: str
+) -> None:
+    with pytest.raises(BadInput, match=why):
+        generate(regions, replicas, port=port)
+
+
+def test_the_last_ports_can_be_used() -> None:
+    made = generate(1, 2, port=65_533)
+    ports = [int(each.rpartition(":")[2]) for each in (*made.slots().values(), made.regions[0].config)]
+    assert all(port <= 65_535 for port in ports)
+
+
 def test_an_unknown_region_is_named_with_those_there_are() -> None:
     plan: Plan = generate(2, 1, port=0)
     with pytest.raises(BadInput, match="'r9' is unknown: there are r0, r1"):

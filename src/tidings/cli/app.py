@@ -31,10 +31,12 @@ from tidings.cli import (
     status,
     stream,
     sub,
+    top,
     up,
     version,
     why,
 )
+from tidings.cli.options import is_utf8
 from tidings.core.errors import TidingsError
 
 EXTRAS = {
@@ -57,6 +59,7 @@ app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
 app.command("up", epilog=up.EXAMPLE)(up.up)
 app.command("down", epilog=down.EXAMPLE)(down.down)
 app.command("status", epilog=status.EXAMPLE)(status.status)
+app.command("top", epilog=top.EXAMPLE)(top.top)
 app.command("serve", epilog=serve.EXAMPLE)(serve.serve)
 app.add_typer(config.app, name="config")
 app.add_typer(stream.app, name="stream")
@@ -79,6 +82,9 @@ app.command("version", epilog=version.EXAMPLE)(version.version)
 
 def main() -> None:
     """Run the command line; whatever goes wrong becomes one line and exit code 1."""
+    for each in sys.argv[1:] if sys.argv[1:2] != ["pub"] else ():  # what is published may be any bytes
+        if not is_utf8(each):
+            fail(f"{each[:80]!r} is not UTF-8: only the key and the payload of `tidings pub` may be other bytes")
     try:
         app()
     except (TidingsError, OSError) as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tidings.cli.output import Json, Progress, emit, number, progress, table
+from tidings.cli.output import Json, Progress, emit, not_built, number, progress, table
 
 app = typer.Typer(
     help="Measure speed, beside a yardstick in the same run.",
@@ -16,6 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+BUILT = ("throughput", "latency", "gc", "store", "sim", "spark")
 Runs = Annotated[int, typer.Option(min=3, help="Repetitions; the median is reported, with the spread.")]
 
 
@@ -99,6 +100,20 @@ def spark(
     with steps("bench spark") as report:
         result = bench_spark.run(runs, report, bench_spark.Scale(rows=rows, master=master))
     _emit(result, as_json)
+
+
+def _promised(name: str, text: str) -> None:
+    """A benchmark whose name is known, and that says that it is not there."""
+
+    def bench(runs: Runs = 3, as_json: Json = False) -> None:
+        raise not_built(f"bench {name}", BUILT)
+
+    app.command(name, help=f"Not built yet: {text}.", epilog=f"Example: tidings bench {name} --json")(bench)
+
+
+_promised("filter", "events per second through many subscriptions with filters")
+_promised("fanout", "events per second to many subscribers")
+_promised("peers", "the same load on other systems")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tidings.cli.options import DEFAULT_URL, Token, Url, with_client
+from tidings.cli.options import DEFAULT_URL, HIGHEST, Token, Url, with_client
 from tidings.cli.output import Json, emit
 
 EXAMPLE = "Example: tidings collect sessions --where \"tenant = 'acme'\"     (or --before 1000)"
@@ -15,7 +15,9 @@ EXAMPLE = "Example: tidings collect sessions --where \"tenant = 'acme'\"     (or
 def collect(
     stream: Annotated[str, typer.Argument(help="The stream.", show_default=False)],
     where: Annotated[str | None, typer.Option(help="Collect the events for which this is true.", metavar="SQL")] = None,
-    before: Annotated[int | None, typer.Option(help="Collect every event below this number.", metavar="SEQ")] = None,
+    before: Annotated[
+        int | None, typer.Option(min=0, max=HIGHEST, help="Collect every event below this number.", metavar="SEQ")
+    ] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     as_json: Json = False,

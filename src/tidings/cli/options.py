@@ -12,12 +12,31 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+HIGHEST = (1 << 63) - 1  # as tidings.core.ids.NEVER: what a sequence number is kept in holds no more
 DEFAULT_URL = "tidings://127.0.0.1:7400"
 
+
+def is_utf8(text: str) -> bool:
+    """Whether an argument was text: Python lets other bytes pass as lone surrogates, which nothing can send."""
+    return not any("\ud800" <= each <= "\udfff" for each in text)
+
+
+def _text(text: str | None) -> str | None:
+    if text is not None and not is_utf8(text):
+        raise typer.BadParameter(f"{text[:80]!r} is not UTF-8")
+    return text
+
+
 Url = Annotated[
-    str, typer.Option("--url", envvar="TIDINGS_URL", help="Where the cluster is; more addresses after commas.")
+    str,
+    typer.Option(
+        "--url", envvar="TIDINGS_URL", callback=_text, help="Where the cluster is; more addresses after commas."
+    ),
 ]
-Token = Annotated[str | None, typer.Option("--token", envvar="TIDINGS_TOKEN", help="For clusters that ask for one.")]
+Token = Annotated[
+    str | None,
+    typer.Option("--token", envvar="TIDINGS_TOKEN", callback=_text, help="For clusters that ask for one."),
+]
 
 
 def with_client(url: str, token: str | None, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """progress(done, total, text): called as often as convenient by whatever takes long."""
@@ -16,6 +19,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 
 BROKEN = 3
 """Exit code of a command that ran well but found that something does not hold."""
+
+
+def not_built(what: str, instead: Iterable[str]) -> Exception:
+    """What to raise where a name is known that has nothing behind it yet."""
+    from tidings.client.errors import NotBuilt
+
+    return NotBuilt(f"{what} is not built yet; there are {', '.join(instead)}")
 
 
 def emit(result: Mapping[str, Any], as_json: bool, show: Callable[[], None]) -> None:
@@ -32,17 +42,23 @@ def emit(result: Mapping[str, Any], as_json: bool, show: Callable[[], None]) -> 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows under a title; numbers are aligned to the right."""
     from rich.console import Console
+
+    Console(soft_wrap=False).print(grid(title, columns, rows))
+
+
+def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """What `table` prints."""
     from rich.table import Table
     from rich.text import Text
 
     cells = [list(row) for row in rows]
-    grid = Table(title=title, title_justify="left")
+    made = Table(title=title, title_justify="left")
     for at, column in enumerate(columns):
         numeric = all(isinstance(row[at], int | float) for row in cells)
-        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in cells:
-        grid.add_row(*[Text(number(cell)) for cell in row])
-    Console(soft_wrap=False).print(grid)
+        made.add_row(*[Text(number(cell)) for cell in row])
+    return made
 
 
 def number(value: Any) -> str:

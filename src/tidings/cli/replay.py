@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidings.cli.options import DEFAULT_URL, Token, Url, with_client
+from tidings.cli.options import DEFAULT_URL, HIGHEST, Token, Url, with_client
 from tidings.cli.sub import Output, line_of
 
 if TYPE_CHECKING:
@@ -21,10 +21,16 @@ EXAMPLE = "Example: tidings replay prices --lake /srv/lake --from 1 --to 100000"
 def replay(
     stream: Annotated[str, typer.Argument(help="The stream.", metavar="STREAM", show_default=False)],
     lake: Annotated[Path, typer.Option("--lake", file_okay=False, help="The directory of the lake.", metavar="DIR")],
-    lo: Annotated[int, typer.Option("--from", help="The first number.", metavar="SEQ")] = 1,
+    lo: Annotated[int, typer.Option("--from", min=0, max=HIGHEST, help="The first number.", metavar="SEQ")] = 1,
     hi: Annotated[
         int | None,
-        typer.Option("--to", help="The first number behind the range; default: all there is.", metavar="SEQ"),
+        typer.Option(
+            "--to",
+            min=0,
+            max=HIGHEST,
+            help="The first number behind the range; default: all there is.",
+            metavar="SEQ",
+        ),
     ] = None,
     output: Annotated[
         Output, typer.Option("-o", "--output", help="One JSON object per event, or a line.")

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from tidings.cli.output import emit
+
+if TYPE_CHECKING:
+    from tidings.server.layout import Process
 
 EXAMPLE = "Example: tidings serve replica -c cluster.toml --id r0/p1     (and: tidings serve config ... --id r0/config)"
 
@@ -33,6 +38,9 @@ def serve(
     ] = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="For a replica that is not in the file.")] = "",
     journal: Annotated[Path | None, typer.Option(help="Journal all inputs into this directory.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout when it is ready: id, address, pid, admin.")
+    ] = False,
 ) -> None:
     """Run one replica or configuration service until SIGTERM.
 
@@ -46,8 +54,21 @@ def serve(
     if kind is Kind.edge:
         raise BadInput("serve edge: edges are not built yet; clients connect to replicas")
     console = sys.stderr.isatty()
+
+    def ready(process: Process) -> None:
+        if as_json:
+            emit(_facts(process), True, lambda: None)
+            sys.stdout.flush()  # whoever waits for it reads from a pipe
+
     if kind is Kind.config:
-        code = serving.configuration(config, name, directory, console=console)
+        code = serving.configuration(config, name, directory, console=console, on_ready=ready)
     else:
-        code = serving.replica(config, name, directory, listen=listen, journal=journal, console=console)
+        code = serving.replica(config, name, directory, listen=listen, journal=journal, console=console, on_ready=ready)
     raise typer.Exit(code)
+
+
+def _facts(process: Process) -> dict[str, Any]:
+    from tidings.net.names import name_of
+
+    address = process.id.rpartition("@")[2]
+    return {"id": name_of(process.id), "address": address, "pid": process.pid, "admin": process.admin or None}

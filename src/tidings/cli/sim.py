@@ -77,6 +77,7 @@ def _replay(journal: Path, as_json: bool) -> None:
     violations = [] if found.same else [{"invariant": "replay", "detail": f"diverged by step {found.diverged}"}]
     result = {
         "scenario": str(journal),
+        "seed": None,  # what was random is in the journal
         "node": found.node,
         "trace_hash": found.trace_hash,
         "sim_seconds": round(times[-1] - times[0], 3) if times else 0.0,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tidings.cli.output import Json, emit, table
+from tidings.cli.output import Json, emit, grid
 from tidings.cli.where import DIRECTORY, ClusterFile, Directory
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 EXAMPLE = "Example: tidings status --json     (several hosts: tidings status -c cluster.toml)"
 
@@ -15,10 +18,20 @@ def status(directory: Directory = DIRECTORY, config: ClusterFile = None, as_json
     from tidings.server.looking import look
 
     result = look(directory, config)
-    emit(result, as_json, lambda: _show(result))
+    emit(result, as_json, lambda: show(result))
 
 
-def _show(result: dict[str, Any]) -> None:
+def show(result: dict[str, Any]) -> None:
+    """Print a status for a person."""
+    from rich.console import Console
+
+    Console(soft_wrap=False).print(*tables(result), sep="\n")
+    for note in notes(result):
+        print(note)
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """A status as tables; with rates, if streams have them."""
     rows = [
         (
             region["name"],
@@ -31,9 +44,31 @@ def _show(result: dict[str, Any]) -> None:
         for region in result["regions"]
         for each in region["replicas"]
     ]
-    table("replicas", ["region", "id", "role", "pid", "address", "alive"], rows)
-    streams = [
-        (
+    found = [grid("replicas", ["region", "id", "role", "pid", "address", "alive"], rows)]
+    if result["streams"]:
+        found.append(_streams(result["streams"]))
+    return found
+
+
+def notes(result: dict[str, Any]) -> list[str]:
+    """What else there is to know."""
+    lost = [
+        f"{region} has lost its memory: `tidings down`, then `tidings up`, begins anew"
+        for region in result.get("lost", ())
+    ]
+    twice = [
+        f"stream {each['name']} of {each['region']}: "
+        f"{', '.join(each['conflict'])} has another of this name, seen there alone"
+        for each in result["streams"]
+        if each.get("conflict")
+    ]
+    return [*twice, *lost, *[f"the link {a}-{b} is cut" for a, b in result.get("cuts", ())]]
+
+
+def _streams(streams: list[dict[str, Any]]) -> Table:
+    columns = ["name", "region", "gc", "horizon", "live", "collected", "lost"]
+    rows: list[list[Any]] = [
+        [
             each["name"],
             each["region"],
             each["gc"],
@@ -41,16 +76,11 @@ def _show(result: dict[str, Any]) -> None:
             each["live"],
             each["collected"],
             each["lost"],
-        )
-        for each in result["streams"]
+        ]
+        for each in streams
     ]
-    if streams:
-        table("streams", ["name", "region", "gc", "horizon", "live", "collected", "lost"], streams)
-    for each in result["streams"]:
-        if each["conflict"]:
-            others = ", ".join(each["conflict"])
-            print(f"stream {each['name']} of {each['region']}: {others} has another one of this name, seen there alone")
-    for region in result.get("lost", ()):
-        print(f"{region} has lost its memory: `tidings down`, then `tidings up`, begins anew")
-    for a, b in result.get("cuts", ()):
-        print(f"the link {a}-{b} is cut")
+    if "events_per_s" in streams[0]:
+        columns.append("events/s")
+        for row, each in zip(rows, streams, strict=True):
+            row.append("" if each["events_per_s"] is None else each["events_per_s"])
+    return grid("streams", columns, rows)

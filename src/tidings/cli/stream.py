@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidings.cli.options import HIGHEST
 from tidings.cli.output import Json, emit, table
 from tidings.cli.where import DIRECTORY, ClusterFile, Directory
 
@@ -68,8 +69,8 @@ def delete(
 @app.command("declare-lost", epilog="Example: tidings stream declare-lost prices --from 1201 --to 1500")
 def declare_lost(
     name: StreamName,
-    lo: Annotated[int, typer.Option("--from", min=1, help="The first number: where the stream ends.")],
-    hi: Annotated[int, typer.Option("--to", min=2, help="The first number that is given out again.")],
+    lo: Annotated[int, typer.Option("--from", min=1, max=HIGHEST, help="The first number: where the stream ends.")],
+    hi: Annotated[int, typer.Option("--to", min=2, max=HIGHEST, help="The first number that is given out again.")],
     directory: Directory = DIRECTORY,
     config: ClusterFile = None,
     as_json: Json = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidings.cli.options import DEFAULT_URL, Token, Url, to_json, with_client
+from tidings.cli.options import DEFAULT_URL, HIGHEST, Token, Url, to_json, with_client
 
 if TYPE_CHECKING:
     from tidings.client.connection import Connection
@@ -33,8 +33,11 @@ class Order(StrEnum):
 
 def parse_start(text: str) -> str:
     """Refuse what is no place to begin."""
-    if text not in ("earliest", "latest") and not (text.isdecimal() and int(text) > 0):
-        raise typer.BadParameter(f"{text!r} is neither earliest nor latest nor a number from 1 on")
+    # the length first: int() itself refuses thousands of digits
+    if text not in ("earliest", "latest") and not (
+        text.isdecimal() and len(text) <= len(str(HIGHEST)) and 0 < int(text) <= HIGHEST
+    ):
+        raise typer.BadParameter(f"{text[:40]!r} is neither earliest nor latest nor a number from 1 to {HIGHEST}")
     return text
 
 

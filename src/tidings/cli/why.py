@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tidings.cli.options import DEFAULT_URL, Token, Url, with_client
+from tidings.cli.options import DEFAULT_URL, HIGHEST, Token, Url, with_client
 from tidings.cli.output import Json, emit
 
 EXAMPLE = "Example: tidings why prices 17"
@@ -14,7 +14,7 @@ EXAMPLE = "Example: tidings why prices 17"
 
 def why(
     stream: Annotated[str, typer.Argument(help="The stream.", show_default=False)],
-    seq: Annotated[int, typer.Argument(help="The number.", show_default=False)],
+    seq: Annotated[int, typer.Argument(min=0, max=HIGHEST, help="The number.", show_default=False)],
     url: Url = DEFAULT_URL,
     token: Token = None,
     as_json: Json = False,

@@ -55,9 +55,13 @@ from tidings.sim.toml import Document
 PORT = 7400
 """Where a generated cluster's first replica listens; ours, because nothing well known does."""
 
+LAST_PORT = 65_535
 FREE = (10_000, 32_000)
 """Where other free ports are sought; ours, because systems give their outgoing connections ports above that, and a
 replica that comes back must find its own port free."""
+
+MOST = 256
+"""Replicas of a generated cluster; ours, because each is a process of this machine that takes some 100 MB."""
 
 FILE = "cluster.toml"
 HOST = "127.0.0.1"
@@ -274,6 +278,11 @@ def generate(
         raise BadInput(f"{regions} regions of {replicas} replicas make no cluster: at least one of each")
     if wan == "us" and regions > 3:
         raise BadInput(f"the preset 'us' has three regions, not {regions}: write a {FILE} with [[wan.links]]")
+    if regions * replicas > MOST:
+        raise BadInput(
+            f"{regions} regions of {replicas} replicas are {regions * replicas} processes, too many for this machine: "
+            f"at most {MOST}, or a {FILE} for several hosts with `tidings serve`"
+        )
     addresses = [f"{HOST}:{each}" for each in _ports(regions * (replicas + 1), port)]
     services = addresses[regions * replicas :]
     made = [
@@ -322,6 +331,11 @@ def free_port(taken: Container[int] = ()) -> int:
 
 
 def _ports(count: int, first: int) -> list[int]:
+    if first + count - 1 > LAST_PORT:
+        raise BadInput(
+            f"{count} processes need the ports {first} to {first + count - 1}, and the last there is is {LAST_PORT}: "
+            f"begin at {LAST_PORT + 1 - count} or below, or with port 0 at any that are free"
+        )
     ports: list[int] = []
     for port in range(first, first + count):
         ports.append(port if first and _is_free(port) else free_port(ports))

@@ -18,9 +18,9 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import structlog
@@ -55,6 +55,9 @@ WAITING = 5.0  # seconds between complaints that the own service does not answer
 FAILED = 70  # exit code of a process whose machine or disk has failed
 
 log = structlog.get_logger("tidings.replica")
+
+OnReady: TypeAlias = Callable[[Process], None]
+"""Told once, when a process does its part."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,14 +116,14 @@ def warm() -> None:
     history.purge()
 
 
-def main(spec: Spec) -> int:
+def main(spec: Spec, on_ready: OnReady | None = None) -> int:
     """Run a replica until it is told to stop; the exit code."""
     files = Layout(spec.root).make()
     logs.configure(None if spec.console else files.log(spec.slot), node=spec.slot)
     sys.setswitchinterval(SWITCH)
     keep_memory()
     try:
-        return run(Replica(spec, files).run())
+        return run(Replica(spec, files, on_ready).run())
     except MachineFailed:
         return FAILED  # the host has logged it
     except Exception as error:
@@ -137,8 +140,9 @@ def _is_known(error: Exception) -> bool:
 class Replica:
     """One process."""
 
-    def __init__(self, spec: Spec, files: Layout) -> None:
+    def __init__(self, spec: Spec, files: Layout, on_ready: OnReady | None = None) -> None:
         self.spec = spec
+        self.on_ready = on_ready
         self.files = files
         self.plan: Plan = plans.load(spec.plan)
         self.region = region_of(spec.slot)
@@ -275,6 +279,8 @@ class Replica:
         pid = os.getpid()
         me = Process(pid=pid, started=started_at(pid), id=host.node, admin=http.port, token=self.spec.token)
         layout.write(self.files.run_file(self.spec.slot), me)
+        if self.on_ready is not None:
+            self.on_ready(me)
         tasks: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(self._checkpoint(proxy, store)),
             asyncio.ensure_future(self._acquaint(asker, host, proxy)),

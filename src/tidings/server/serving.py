@@ -17,7 +17,7 @@ from tidings.server import layout, logs
 from tidings.server.configuration import EmbeddedConfiguration
 from tidings.server.layout import Layout, Process, started_at
 from tidings.server.plan import Plan, load
-from tidings.server.replica import Spec, main, warm
+from tidings.server.replica import OnReady, Spec, main, warm
 
 log = structlog.get_logger("tidings.serve")
 
@@ -29,7 +29,14 @@ def home(file: Path, plan: Plan, directory: Path | None) -> Layout:
 
 
 def replica(
-    file: Path, name: str, directory: Path | None, *, listen: str = "", journal: Path | None = None, console: bool
+    file: Path,
+    name: str,
+    directory: Path | None,
+    *,
+    listen: str = "",
+    journal: Path | None = None,
+    console: bool,
+    on_ready: OnReady | None = None,
 ) -> int:
     """Run a replica; the exit code."""
     plan = load(file)
@@ -50,10 +57,12 @@ def replica(
         journal=str(journal.absolute()) if journal else "",
         console=console,
     )
-    return main(spec)
+    return main(spec, on_ready)
 
 
-def configuration(file: Path, name: str, directory: Path | None, *, console: bool) -> int:
+def configuration(
+    file: Path, name: str, directory: Path | None, *, console: bool, on_ready: OnReady | None = None
+) -> int:
     """Run a configuration service; the exit code."""
     plan = load(file)
     region, _, place = name.partition("/")
@@ -62,10 +71,10 @@ def configuration(file: Path, name: str, directory: Path | None, *, console: boo
         raise BadInput(f"--id {name}: the configuration service of {region} is called {region}/{CONFIG}")
     files = home(file, plan, directory).make()
     logs.configure(None if console else files.log(name), node=name)
-    return run(_configure(plan, name, files))
+    return run(_configure(plan, name, files, on_ready))
 
 
-async def _configure(plan: Plan, name: str, files: Layout) -> int:
+async def _configure(plan: Plan, name: str, files: Layout, on_ready: OnReady | None) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -74,7 +83,10 @@ async def _configure(plan: Plan, name: str, files: Layout) -> int:
     try:
         await service.start()
         pid = os.getpid()
-        layout.write(files.run_file(name), Process(pid=pid, started=started_at(pid), id=service.host.node))
+        me = Process(pid=pid, started=started_at(pid), id=service.host.node)
+        layout.write(files.run_file(name), me)
+        if on_ready is not None:
+            on_ready(me)
         stopped: asyncio.Future[Any] = asyncio.ensure_future(stopping.wait())
         await asyncio.wait([stopped, service.host.failed], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()

@@ -187,5 +187,5 @@ def from_json(values: list[Any], kind: AttrType) -> pa.Array:
         if kind in (AttrType.TIMESTAMP, AttrType.DATE):
             return pa.array(values, pa.string()).cast(ARROW[kind])
         return pa.array(values, ARROW[kind])
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as why:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as why:
         raise BadAttribute(f"values declared {kind}: {why}") from why

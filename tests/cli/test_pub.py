@@ -1,0 +1,235 @@
+"""`tidings pub`: lines go out as they come, large ones too, and an error says what is published."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidings import sync
+from tidings.cli import lines
+from tidings.cli.pub import Publishing
+from tidings.client.errors import Full, NotPublished, PublishFailed
+from tidings.client.events import Ack
+from tidings.core.errors import BadInput, TidingsError
+
+COMMAND = [sys.executable, "-c", "from tidings.cli.app import main; main()", "pub"]
+MEGABYTE = 1_000_000
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def stream(url: str) -> str:
+    """A new one."""
+    name = f"s-{next(NUMBERS)}"
+    with sync.connect(url) as t:
+        t.create_stream(name, attrs="price double, count int")
+    return name
+
+
+def pub(url: str, *arguments: str | bytes, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    env = os.environ | {"TIDINGS_URL": url, "COLUMNS": "120"}
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, check=False, input=stdin, env=env, timeout=60)
+
+
+@contextmanager
+def publishing(url: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The command, with a stdin that stays open."""
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([*COMMAND, *arguments], env=os.environ | {"TIDINGS_URL": url}, bufsize=0, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def write(process: subprocess.Popen[bytes], data: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(data)
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
+    out, err = process.communicate(timeout=20)
+    return process.returncode, out, err
+
+
+def failed(result: subprocess.CompletedProcess[bytes]) -> str:
+    """The one line of an error."""
+    assert result.returncode == 1 and result.stdout == b""
+    assert result.stderr.startswith(b"tidings: ") and result.stderr.count(b"\n") == 1
+    return result.stderr.decode()
+
+
+# --- as they come -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "line"), [("-", b"%d\n"), ("--from-json", b'{"payload": "%d"}\n')])
+def test_a_line_is_published_while_the_next_is_awaited(url: str, stream: str, form: str, line: bytes) -> None:
+    with sync.connect(url) as t, t.subscribe(stream) as sub, publishing(url, stream, form) as process:
+        for number in range(3):
+            write(process, line % number)
+            assert sub.next(20).payload == b"%d" % number
+        code, out, err = ended(process)
+    assert (code, err) == (0, b"") and out == b"%s [1, 4)\n" % stream.encode()
+
+
+def test_an_interrupt_tells_what_is_published(url: str, stream: str) -> None:
+    with sync.connect(url) as t, t.subscribe(stream) as sub, publishing(url, stream, "-") as process:
+        write(process, b"one\ntwo\nhalf a li")
+        assert [sub.next(20).payload for _ in range(2)] == [b"one", b"two"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+    assert said == f"tidings: stopped behind line 2; 2 events are published, within {stream} [1, 3)\n"
+
+
+def test_a_line_without_an_end_is_one_and_an_empty_one_too(url: str, stream: str) -> None:
+    assert pub(url, stream, "-", stdin=b"a\r\n\nb").stdout == b"%s [1, 4)\n" % stream.encode()
+    with sync.connect(url) as t, t.subscribe(stream, start="earliest") as sub:
+        assert [sub.next(20).payload for _ in range(3)] == [b"a", b"", b"b"]
+
+
+def test_where_there_is_no_line_nothing_is_published(url: str, stream: str) -> None:
+    assert "stdin has no event" in failed(pub(url, stream, "-"))
+    assert "stdin has no event" in failed(pub(url, stream, "--from-json", stdin=b"\n  \n"))
+
+
+def test_lines_are_read_whole_whatever_comes_at_once() -> None:
+    get, put = os.pipe()
+    found = lines.whole_lines(get)
+    os.write(put, b"one\ntw")
+    assert next(found) == [b"one"]
+    os.write(put, b"o")
+    os.write(put, b"\n\nthree\n")
+    assert next(found) == [b"two", b"", b"three"]
+    os.write(put, b"rest")
+    os.close(put)
+    assert list(found) == [[b"rest"]]
+    os.close(get)
+
+
+def test_a_line_that_does_not_end_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LONGEST", 1 << 20)
+    with open("/dev/zero", "rb") as zeros, pytest.raises(BadInput, match="line 1 has more than 1048576 bytes"):
+        list(lines.whole_lines(zeros.fileno()))
+
+
+# --- much, and what goes wrong ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "line"), [("-", b"%s\n"), ("--from-json", b'{"payload": "%s"}\n')])
+def test_more_than_may_be_pending_is_published(url: str, stream: str, form: str, line: bytes) -> None:
+    result = pub(url, stream, form, "--json", stdin=(line % (b"x" * MEGABYTE)) * 80)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == {"stream": stream, "lo": 1, "hi": 81}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"attrs": 5}', "line 3, attrs: '5' is no JSON object"),
+        (b'{"attrs": [1]}', "line 3, attrs: '[1]' is no JSON object"),
+        (b'{"payload": "\xff"}', "line 3 is no JSON object: 'utf-8' codec can't decode"),
+        (b'{"attrs": {"price": "abc"}}', "values declared double"),
+        (b'{"attrs": {"count": 99999999999999999999999}}', "values declared int"),
+        (b'{"attrs": {"colour": 1}}', "attribute 'colour' is not declared"),
+        (b'{"payload": "%s"}' % (b"x" * 2 * MEGABYTE), "a key and payload of 2000000 bytes"),
+    ],
+)
+def test_a_line_that_is_refused_ends_it_with_what_is_published(url: str, stream: str, line: bytes, why: str) -> None:
+    good = b'{"payload": "x", "attrs": {"price": 1, "count": 2}}\n'
+    said = failed(pub(url, stream, "--from-json", stdin=good * 2 + line + b"\n" + good))
+    assert why in said
+    assert said.endswith(f"stopped at line 3: 2 events are published, within {stream} [1, 3)\n")
+    with sync.connect(url) as t:
+        assert t.stream(stream).horizon == 3
+
+
+def test_bytes_that_are_no_text_pass_through(url: str, stream: str) -> None:
+    assert pub(url, stream, "--key", b"k\xff", b"p\xfe\n").returncode == 0
+    with sync.connect(url) as t, t.subscribe(stream, start="earliest") as sub:
+        event = sub.next(20)
+    assert (event.key, event.payload) == (b"k\xff", b"p\xfe\n")
+    assert "--attrs is no JSON object" in failed(pub(url, stream, "--attrs", b'{"loc": "\xff"}', "x"))
+
+
+class Stub:
+    """A connection that takes a few events at a time, and loses those of one flush."""
+
+    def __init__(self, room: int, loses: int | None = None) -> None:
+        self.room = self.free = room
+        self.loses = loses
+        self.flushes = 0
+        self.drained = 0
+        self.posted = 0
+        self.seq = 1
+
+    async def stream(self, name: str) -> Any:
+        return SimpleNamespace(attrs="")
+
+    def post(self, stream: str, **event: Any) -> None:
+        if not self.free:
+            raise Full("await drain() and post this one again")
+        self.free -= 1
+        self.posted += 1
+
+    async def drain(self) -> None:
+        self.drained += not self.free
+        self.free = self.room
+
+    async def flush(self) -> list[Ack]:
+        count, self.posted = self.posted, 0
+        if not count:
+            return []
+        self.free = self.room
+        self.flushes += 1
+        if self.flushes == self.loses:
+            raise PublishFailed("`failed` has them", [NotPublished("s", count, "the stream is deleted", False)])
+        self.seq += count
+        return [Ack("s", self.seq - count, self.seq)]
+
+
+def plain(line: bytes, number: int) -> tuple[bytes | None, bytes, dict[str, Any] | None]:
+    return None, line, None
+
+
+def test_what_does_not_fit_is_posted_again_when_there_is_room(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"x\n" * 100)
+    stub: Any = Stub(room=7)
+    with open(tmp_path / "lines", "rb") as file:
+        result = asyncio.run(Publishing(stub, "s", plain).run(file.fileno()))
+    assert result == {"stream": "s", "lo": 1, "hi": 101}
+    assert stub.drained == 14
+
+
+def test_events_that_are_lost_on_the_way_are_told_with_those_that_are_not(tmp_path: Path) -> None:
+    async def main() -> str:
+        get, put = os.pipe()
+        stub: Any = Stub(room=100, loses=2)
+        running = asyncio.ensure_future(Publishing(stub, "s", plain).run(get))
+        os.write(put, b"a\nb\n")
+        while stub.flushes < 1:  # a pause: what is there is acknowledged
+            await asyncio.sleep(0.001)
+        os.write(put, b"c\n")
+        with pytest.raises(TidingsError) as caught:
+            await asyncio.wait_for(running, 20)
+        os.close(put)
+        os.close(get)
+        return str(caught.value)
+
+    said = asyncio.run(main())
+    assert said == (
+        "the stream is deleted; stopped at line 3: 2 events are published, within s [1, 3); of 1 more it is not known"
+    )
