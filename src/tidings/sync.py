@@ -82,9 +82,11 @@ class Connection:
         if self._loop is None:
             return
         try:
-            if flush:
-                self._drained()
-            self._call(self._async.close(flush=flush))
+            try:
+                if flush:
+                    self._call(self._all_taken())
+            finally:  # whatever was wrong with some posts, the others are made durable
+                self._call(self._async.close(flush=flush))
             self._raise_failed()
         finally:
             self._stop()
@@ -165,16 +167,15 @@ class Connection:
             self._take()
 
     def _drained(self) -> None:
-        """Wait until the loop has taken every post."""
-
-        async def wait() -> None:
-            self._take()
-            while self._posts:
-                await self._async.drain()
-                await asyncio.sleep(0.001)
-
-        self._call(wait())
+        """Wait until the loop has taken every post, and raise what was wrong with one."""
+        self._call(self._all_taken())
         self._raise_failed()
+
+    async def _all_taken(self) -> None:
+        self._take()
+        while self._posts:
+            await self._async.drain()
+            await asyncio.sleep(0.001)
 
     def _raise_failed(self) -> None:
         if self._failed:

@@ -100,6 +100,17 @@ def test_blocking_code_is_told_what_is_wrong(url: str) -> None:
         pass
 
 
+def test_a_bad_post_does_not_keep_the_others_from_being_durable_at_the_end(url: str) -> None:
+    with sync.connect(url) as t:
+        t.create_stream("mostly-good")
+    with pytest.raises(errors.UnknownStream), sync.connect(url) as t:
+        for _ in range(3000):
+            t.post("mostly-good", payload=b"good")
+        t.post("nothing", payload=b"bad")
+    with sync.connect(url) as t:
+        assert t.publish("mostly-good").seq == 3001
+
+
 def test_a_durable_subscription_of_blocking_code_resumes(url: str) -> None:
     with sync.connect(url) as t:
         t.create_stream("jobs")
