@@ -13,7 +13,7 @@ from tidings import errors
 from tidings.client import packing
 from tidings.client.events import Ack
 from tidings.client.packing import Packer
-from tidings.core.rows import Rows
+from tidings.core.rows import ArrowRows, Rows
 from tidings.protocols.catalog import StreamDef
 
 STREAM = StreamDef("s", "r0", attrs="n int")
@@ -206,6 +206,21 @@ def test_values_that_no_column_can_hold_fail_with_their_batch() -> None:
         with pytest.raises(errors.PublishFailed) as failed:
             await publisher.packer.flush()
         assert failed.value.failed[0].in_doubt is False
+
+    run(main())
+
+
+def test_attributes_are_those_of_the_call_though_the_caller_uses_the_dict_again() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        attrs: dict[str, Any] = {}
+        for n in range(3):
+            attrs["n"] = n
+            publisher.packer.put(publisher.lane, None, b"x", attrs)
+        await turn()
+        ((rows, _),) = publisher.batches
+        assert isinstance(rows, ArrowRows)
+        assert rows.batch.column("n").to_pylist() == [0, 1, 2]
 
     run(main())
 

@@ -218,7 +218,7 @@ class Packer:
         if attrs:
             if lane.attrs is None:
                 lane.attrs = [None] * len(payloads)
-            lane.attrs.append(attrs)
+            lane.attrs.append(dict(attrs))  # the caller may use its own again
         elif lane.attrs is not None:
             lane.attrs.append(None)
         payloads.append(payload)
