@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -216,6 +217,21 @@ def test_what_is_wrong_is_a_typed_error_that_says_what_to_do(tmp_path: Path) -> 
 async def _none():  # type: ignore[no-untyped-def]
     return
     yield
+
+
+@pytest.mark.parametrize("wrong", [{"key": ""}, {"key": 0}, {"key": "k"}, {"payload": ""}, {"payload": None}])
+def test_a_post_that_is_no_bytes_is_refused_and_the_others_of_its_batch_are_not(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with town(tmp_path, replicas=1) as cluster, dial(cluster) as t:
+            t.post("s0", payload=b"before")
+            with pytest.raises(errors.BadInput, match=f"{next(iter(wrong))} is bytes, not"):
+                t.post("s0", **wrong)
+            t.post("s0", payload=b"after")
+            assert [(ack.lo, ack.hi) for ack in await t.flush()] == [(1, 3)]
+
+    run(main())
 
 
 def test_nobody_at_the_address_is_unreachable() -> None:

@@ -293,10 +293,12 @@ class Connection:
         if lane is None:
             lane = self._lane(stream)
         payloads = lane.payloads
-        if not payloads or attrs or lane.attrs or type(payload) is not bytes or (key and type(key) is not bytes):
+        if not payloads or attrs or lane.attrs or type(payload) is not bytes:
             self._packer.put(lane, key, payload, attrs)
             return
-        size = len(payload) + len(key or b"")  # what `put` does with nearly every event, without the call
+        size = len(payload)  # what `put` does with nearly every event, without the call
+        if key is not None:
+            size += len(key) if type(key) is bytes else SHORT
         if size >= SHORT:
             self._packer.put(lane, key, payload, attrs)
             return
