@@ -182,6 +182,51 @@ def test_what_failed_is_named_and_what_did_not_is_acknowledged() -> None:
     run(main())
 
 
+def test_every_flush_that_waits_is_told_of_what_failed() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        publisher.post(2)
+        one = asyncio.ensure_future(publisher.packer.flush())
+        await turn()
+        publisher.post(1)
+        two = asyncio.ensure_future(publisher.packer.flush())
+        await turn()
+        publisher.post(1)
+        three = asyncio.ensure_future(publisher.packer.flush())
+        await turn()
+        publisher.answer()
+        assert await one == [Ack("s", 1, 3)]
+        publisher.packer.refused(publisher.batches[1][1], errors.UnknownStream("stream 's' is gone"))
+        publisher.answered += 1
+        publisher.answer()
+        told = await asyncio.gather(two, three, return_exceptions=True)
+        assert [[each.count for each in error.failed] for error in told if isinstance(error, errors.PublishFailed)] == [
+            [1],
+            [1],
+        ]
+        assert [error.acks for error in told if isinstance(error, errors.PublishFailed)] == [
+            (Ack("s", 1, 3),),
+            (Ack("s", 1, 4),),
+        ]
+        assert await publisher.packer.flush() == [], "what was told is not told again"
+
+    run(main())
+
+
+def test_a_flush_that_was_given_up_leaves_what_it_waited_for_to_the_next() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        publisher.post(1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(publisher.packer.flush(), 0.01)
+        publisher.packer.refused(publisher.batches[0][1], errors.UnknownStream("stream 's' is gone"))
+        with pytest.raises(errors.PublishFailed):
+            await publisher.packer.flush()
+        assert not publisher.packer._failures and await publisher.packer.flush() == []
+
+    run(main())
+
+
 def test_a_fenced_publisher_fails_what_is_sent_in_doubt_and_the_rest_for_certain() -> None:
     async def main() -> None:
         publisher = Publisher()

@@ -165,6 +165,17 @@ class Outlet:
         return self.last < FEW and self.unanswered < BUSY
 
 
+class Flush:
+    """Somebody waits for the chunks up to ``target``, and is told of those beyond ``since``."""
+
+    __slots__ = ("done", "since", "target")
+
+    def __init__(self, since: int, target: int, done: asyncio.Future[None]) -> None:
+        self.since = since
+        self.target = target
+        self.done = done
+
+
 class Packer:
     """All lanes of a client. ``submit`` hands a batch to the publisher of a region, ``prompt`` has it sent now."""
 
@@ -182,9 +193,10 @@ class Packer:
         self._pending_bytes = 0
         self._number = 0
         self._open: dict[int, tuple[Chunk, Outlet]] = {}  # chunks that are not answered, oldest first
-        self._acks: deque[Ack] = deque(maxlen=ACKS)
-        self._failures: list[NotPublished] = []
-        self._flushing: list[tuple[int, asyncio.Future[None]]] = []
+        self._acks: deque[tuple[int, Ack]] = deque(maxlen=ACKS)  # with the number of the chunk
+        self._failures: list[tuple[int, NotPublished]] = []
+        self._told = 0  # a flush has told of the chunks up to this number
+        self._flushing: list[Flush] = []  # targets ascend
         self._draining: list[asyncio.Future[None]] = []
 
     # --- taking events ----------------------------------------------------------------------------------
@@ -390,30 +402,33 @@ class Packer:
                         Ack(chunk.stream, lo, hi) if at == WHOLE else Ack(chunk.stream, lo + at, lo + at + 1)
                     )
             if posted:
-                self._remember(Ack(chunk.stream, lo, hi))
+                self._remember(number, Ack(chunk.stream, lo, hi))
         else:
             assert error is not None
             for _, future in chunk.waiters:
                 if not future.done():
                     future.set_exception(error)
             if posted and len(self._failures) < ACKS:
-                self._failures.append(chunk.failure(str(error)))
+                self._failures.append((number, chunk.failure(str(error))))
         self._wake()
 
-    def _remember(self, ack: Ack) -> None:
+    def _remember(self, number: int, ack: Ack) -> None:
+        """Keep an answer for the next flush: one range with the last, if no flush can want only one of the two."""
         acks = self._acks
-        if acks and acks[-1].hi == ack.lo and acks[-1].stream == ack.stream:
-            acks[-1] = Ack(ack.stream, acks[-1].lo, ack.hi)
-        else:
-            acks.append(ack)
+        if acks:
+            its, last = acks[-1]
+            wanted = self._flushing[-1].target if self._flushing else 0
+            if last.hi == ack.lo and last.stream == ack.stream and its > wanted < number:
+                acks[-1] = max(its, number), Ack(ack.stream, last.lo, ack.hi)
+                return
+        acks.append((number, ack))
 
     def _wake(self) -> None:
         if self._flushing:
             oldest = next(iter(self._open), self._number + 1)
-            for target, flush in self._flushing:
-                if target < oldest and not flush.done():
-                    flush.set_result(None)
-            self._flushing = [(target, flush) for target, flush in self._flushing if not flush.done()]
+            for flush in self._flushing:
+                if flush.target < oldest and not flush.done.done():
+                    flush.done.set_result(None)
         if self._draining and not self.crowded:
             for drain in self._draining:
                 if not drain.done():
@@ -446,19 +461,44 @@ class Packer:
             await drain
 
     async def flush(self) -> list[Ack]:
-        """Wait until everything taken so far is answered; what was posted since the last flush must be durable."""
+        """Wait until everything taken so far is answered; what was posted since the last flush must be durable.
+
+        Those who wait at the same time are all told of what they all wait for: nobody knows who has posted it.
+        """
         for lane in self.lanes.values():
             self.cut(lane)
-        if self._open:
-            flush: asyncio.Future[None] = self._loop.create_future()
-            self._flushing.append((self._number, flush))
-            await flush
-        acks, failures = list(self._acks), self._failures
-        self._acks.clear()
-        self._failures = []
+        flush = Flush(self._told, self._number, self._loop.create_future())
+        self._flushing.append(flush)
+        try:
+            if self._open:
+                await flush.done
+            since, target = flush.since, flush.target
+            acks = _joined([ack for number, ack in self._acks if since < number <= target])
+            failures = [failure for number, failure in self._failures if since < number <= target]
+            self._told = max(self._told, target)
+        finally:
+            self._flushing.remove(flush)
+            self._forget()
         if failures:
             raise PublishFailed(_told(failures), failures, acks)
         return acks
+
+    def _forget(self) -> None:
+        """Drop the answers that a flush has told of and no other waits for."""
+        told = min([self._told, *[flush.since for flush in self._flushing]])
+        self._acks = deque([each for each in self._acks if each[0] > told], ACKS)
+        self._failures = [each for each in self._failures if each[0] > told]
+
+
+def _joined(acks: list[Ack]) -> list[Ack]:
+    """Neighbours as one range."""
+    joined: list[Ack] = []
+    for ack in acks:
+        if joined and joined[-1].hi == ack.lo and joined[-1].stream == ack.stream:
+            joined[-1] = Ack(ack.stream, joined[-1].lo, ack.hi)
+        else:
+            joined.append(ack)
+    return joined
 
 
 def _told(failures: list[NotPublished]) -> str:
