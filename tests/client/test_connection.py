@@ -16,6 +16,9 @@ import tidings
 from client.rig import Town, dial, free_port, run, take, town, until
 from tidings import errors
 from tidings.client.connection import Connection
+from tidings.client.tables import batches_of
+from tidings.core.span import MESSAGE_BYTES
+from tidings.protocols.catalog import StreamDef
 from tidings.protocols.views import Views
 
 
@@ -230,6 +233,45 @@ def test_a_post_that_is_no_bytes_is_refused_and_the_others_of_its_batch_are_not(
                 t.post("s0", **wrong)
             t.post("s0", payload=b"after")
             assert [(ack.lo, ack.hi) for ack in await t.flush()] == [(1, 3)]
+
+    run(main())
+
+
+TOO_LARGE: list[dict[str, list[Any]]] = [
+    {"key": [bytes(1 << 21)]},
+    {"key": [bytes(1 << 19)], "payload": [bytes(1 << 19)], "loc": ["x"]},
+    {"loc": ["a", "x" * (1 << 21)]},
+]
+
+
+@pytest.mark.parametrize("columns", TOO_LARGE, ids=["key", "together", "attribute"])
+def test_a_row_of_a_table_that_is_too_large_is_refused_and_the_session_goes_on(
+    columns: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with town(tmp_path, replicas=1) as cluster, dial(cluster) as t:
+            with pytest.raises(errors.PayloadTooLarge, match=r"of row [01] have \d+ bytes; the limit is 1048576"):
+                await t.publish_table("prices", pa.table(columns))
+            assert (await t.publish("prices", payload=b"small")).seq == 1
+
+    run(main())
+
+
+def test_a_table_whose_large_rows_stand_together_is_cut_into_batches_that_fit() -> None:
+    payloads = [bytes(1_000_000)] * 12 + [b""] * 40_000
+    rows = batches_of(StreamDef("s0", "r0"), pa.table({"payload": pa.array(payloads, pa.binary())}))
+    assert sum(each.count for each in rows) == len(payloads)
+    assert max(each.nbytes for each in rows) < MESSAGE_BYTES
+
+
+@pytest.mark.parametrize("reason", ["size", "rows"])
+def test_a_refused_batch_is_a_typed_error_of_that_batch(reason: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path, replicas=1) as cluster, dial(cluster) as t:
+            cluster.machine(0)._fits = lambda stream, rows: reason if rows.count == 2 else ""
+            with pytest.raises(errors.PayloadTooLarge if reason == "size" else errors.PublishFailed):
+                await t.publish_table("s0", pa.table({"payload": pa.array([b"1", b"2"])}))
+            assert (await t.publish("s0", payload=b"small")).seq == 1
 
     run(main())
 

@@ -103,10 +103,13 @@ def test_blocking_code_is_told_what_is_wrong(url: str) -> None:
 def test_a_bad_post_does_not_keep_the_others_from_being_durable_at_the_end(url: str) -> None:
     with sync.connect(url) as t:
         t.create_stream("mostly-good")
-    with pytest.raises(errors.UnknownStream), sync.connect(url) as t:
-        for _ in range(3000):
-            t.post("mostly-good", payload=b"good")
-        t.post("nothing", payload=b"bad")
+    t = sync.connect(url)
+    t.open()
+    for _ in range(3000):
+        t.post("mostly-good", payload=b"good")
+    t.post("nothing", payload=b"bad")
+    with pytest.raises(errors.UnknownStream):
+        t.close()
     with sync.connect(url) as t:
         assert t.publish("mostly-good").seq == 3001
 

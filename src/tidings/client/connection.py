@@ -21,7 +21,6 @@ from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 from msgspec.structs import astuple
 
@@ -52,19 +51,19 @@ from tidings.client.machine import (
     Sinking,
     Submit,
 )
-from tidings.client.packing import CHUNK, CHUNK_BYTES, MAX_PAYLOAD, SHORT, Attrs, Lane, Packer
+from tidings.client.packing import CHUNK, CHUNK_BYTES, SHORT, Attrs, Lane, Packer
 from tidings.client.reading import Reading
 from tidings.client.receipts import Ledger
 from tidings.client.sinks import Sink, make_batch
 from tidings.client.subscription import Subscription
+from tidings.client.tables import batches_of
 from tidings.client.url import parse_url
 from tidings.core.errors import BadInput
-from tidings.core.filters import conform, parse, parse_attributes
+from tidings.core.filters import parse, parse_attributes
 from tidings.core.gc import GcPolicy
 from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_internal
 from tidings.core.predicates import Predicate
-from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, before_rows, data_kinds, no_befores, where_rows
-from tidings.core.span import MESSAGE_BYTES
+from tidings.core.rows import Rows, before_rows, where_rows
 from tidings.net.host import PEER, Host
 from tidings.net.names import ADDRESSES, make_id
 from tidings.protocols.catalog import (
@@ -90,8 +89,6 @@ from tidings.protocols.subscriptions import EARLIEST, LATEST, Ended, Fed, Lost, 
 
 TIMEOUT = 10.0  # seconds to find the cluster, and to make posted events durable at the end; ours
 REPORT = 0.1  # seconds between reports of what durable subscriptions have processed; ours
-TABLE_ROWS = 16_384  # rows in a batch of a table; ours, because larger ones gain nothing
-TABLE_BYTES = MESSAGE_BYTES // 2  # and bytes: rows differ in size, and what is larger than a message is refused
 
 Start: TypeAlias = Literal["earliest", "latest"] | int
 _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -694,6 +691,10 @@ class Connection:
             error = UnknownStream(
                 f"stream {item.stream!r} is unknown to its owner; perhaps it was deleted", item.stream
             )
+        elif item.reason == "size":
+            error = PayloadTooLarge(
+                f"{item.stream}: the owner refused the batch: it is too large; publish less at once"
+            )
         else:
             error = PublishFailed(
                 f"{item.stream}: the owner refused the batch ({item.reason}): it does not fit the stream"
@@ -843,46 +844,3 @@ def _position(start: Start) -> int:
     if isinstance(number, int) and not isinstance(number, bool) and number >= FIRST:
         return number
     raise BadInput(f"start={start!r}: it is 'earliest', 'latest' or a number from {FIRST} on")
-
-
-def batches_of(
-    definition: StreamDef, table: pa.Table | pa.RecordBatch, most_rows: int = TABLE_ROWS, most_bytes: int = TABLE_BYTES
-) -> list[Rows]:
-    """A table as batches of rows that fit a stream, no value copied that fits already; raises `BadInput`."""
-    count = table.num_rows
-    names = table.schema.names
-    attributes = conform(table, parse_attributes(definition.attrs))
-    columns: list[pa.Array] = [
-        data_kinds(count),
-        *[_bytes_column(definition.name, table, name) for name in ("key", "payload")],
-        no_befores(count),
-    ]
-    schema = ROW_SCHEMA
-    for name, column in attributes.items():
-        if name in names:
-            schema = schema.append(pa.field(name, column.type))
-            columns.append(column)
-    whole = pa.RecordBatch.from_arrays(columns, schema=schema)
-    size = max(1, min(most_rows, int(count * most_bytes / max(whole.nbytes, 1))))
-    return [ArrowRows.dense(FIRST, whole.slice(at, size)) for at in range(0, count, size)]
-
-
-def _bytes_column(stream: StreamId, table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
-    count = table.num_rows
-    if name not in table.schema.names:
-        return pa.nulls(count, pa.binary()) if name == "key" else pa.array([b""] * count, pa.binary())
-    column = table.column(name)
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    kind = array.type
-    if not kind.equals(pa.binary()):
-        if not (pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_string(kind)):
-            raise BadInput(f"{stream}: column {name!r} is binary, not {kind}: cast it first")
-        array = array.cast(pa.binary())
-    if name == "payload" and array.null_count:
-        array = array.fill_null(b"")
-    if count and name == "payload":
-        offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + count + 1]
-        longest = int((offsets[1:] - offsets[:-1]).max())
-        if longest > MAX_PAYLOAD:
-            raise PayloadTooLarge(f"{stream}: a payload of {longest} bytes; the limit is {MAX_PAYLOAD}")
-    return array

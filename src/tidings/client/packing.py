@@ -32,6 +32,7 @@ from tidings.core.filters import ARROW, AttrType, parse_attributes
 from tidings.core.ids import RegionId, StreamId
 from tidings.core.listed import ListedRows
 from tidings.core.rows import Rows, data_rows
+from tidings.core.span import MESSAGE_BYTES
 from tidings.core.wire import SMALL_BYTES, SMALL_ROWS
 from tidings.protocols.catalog import StreamDef
 
@@ -44,7 +45,7 @@ CHUNK_BYTES = 1 << 20  # ours, because a batch of large payloads must stay far b
 WINDOW = 16  # batches that a publisher has under way (PublishSettings.window); more would only wait there
 PENDING = 1 << 18  # ours: a third of a second at 0.7 M events/s
 PENDING_BYTES = 64 << 20  # ours
-MAX_PAYLOAD = 1 << 20  # bytes of key and payload; ours, because a stream carries events, not files
+MAX_PAYLOAD = 1 << 20  # bytes of key, payload and attributes; ours, because a stream carries events, not files
 SHORT = 1 << 12  # ours: a payload below this needs no second look at its size
 ACKS = 1 << 16  # ranges kept for the next flush; ours, because one that never comes must not fill the memory
 
@@ -63,6 +64,7 @@ _ACCEPTED: dict[AttrType, frozenset[type]] = {
     AttrType.BINARY: frozenset({bytes}),
 }
 _BITS = {AttrType.INT: 31, AttrType.BIGINT: 63}
+_FIXED = 9  # bytes of a value in a column, but for what strings and bytes have of their own
 WHOLE = -1
 """In place of the position of an event: the waiter wants to know of the whole chunk."""
 
@@ -70,14 +72,19 @@ WHOLE = -1
 class Lane:
     """What has been posted to one stream and is not a chunk yet."""
 
-    __slots__ = ("armed", "attrs", "declared", "keys", "outlet", "payloads", "size", "stream", "waiters")
+    __slots__ = ("armed", "attrs", "declared", "keys", "outlet", "payloads", "size", "stream", "waiters", "width")
 
     def __init__(self, stream: StreamDef, outlet: Outlet) -> None:
         self.stream = stream.name
         self.outlet = outlet
-        self.declared = parse_attributes(stream.attrs)
         self.armed = False  # a flush is on its way
         self.renew()
+        self.declare(stream)
+
+    def declare(self, stream: StreamDef) -> None:
+        """What attributes there are."""
+        self.declared = parse_attributes(stream.attrs)
+        self.width = _FIXED * len(self.declared)  # bytes of a row in columns for them, however empty
 
     def renew(self) -> None:
         """Begin anew."""
@@ -87,8 +94,9 @@ class Lane:
         self.waiters: list[Waiter] = []
         self.size = 0
 
-    def admit(self, attrs: Attrs) -> None:
-        """Raise `BadAttribute` unless every value fits its declaration."""
+    def admit(self, attrs: Attrs) -> int:
+        """How many bytes the values have of their own; raises `BadAttribute` unless each fits its declaration."""
+        size = 0
         for name, value in attrs.items():
             kind = self.declared.get(name)
             if kind is None:
@@ -103,6 +111,14 @@ class Lane:
                 raise BadAttribute(f"{self.stream}: attribute {name!r} is declared {kind}; {value} does not fit", name)
             if kind is AttrType.TIMESTAMP and value is not None and value.tzinfo is None:
                 raise BadAttribute(f"{self.stream}: attribute {name!r} needs a time zone: {value}", name)
+            if kind is AttrType.STRING and value is not None:
+                try:
+                    size += len(value) if value.isascii() else len(value.encode())
+                except UnicodeEncodeError as error:
+                    raise BadAttribute(f"{self.stream}: attribute {name!r} is no text: {error}", name) from None
+            elif kind is AttrType.BINARY and value is not None:
+                size += len(value)
+        return size
 
 
 class Chunk:
@@ -209,7 +225,7 @@ class Packer:
             lane = self.lanes[stream.name] = Lane(stream, outlet)
             outlet.lanes.append(lane)
         else:
-            lane.declared = parse_attributes(stream.attrs)
+            lane.declare(stream)
         return lane
 
     def put(self, lane: Lane, key: bytes | None, payload: bytes, attrs: Attrs | None) -> None:
@@ -217,21 +233,24 @@ class Packer:
         if type(payload) is not bytes or (key is not None and type(key) is not bytes):
             key, payload = _as_bytes(lane.stream, key, payload)
         size = len(payload) + (len(key) if key else 0)
+        if attrs:
+            size += lane.admit(attrs)
         if size > MAX_PAYLOAD:
             raise PayloadTooLarge(
-                f"{lane.stream}: a key and payload of {size} bytes; the limit is {MAX_PAYLOAD}: split it, "
+                f"{lane.stream}: key, payload and attributes of {size} bytes; the limit is {MAX_PAYLOAD}: split it, "
                 "or publish a link"
             )
-        if attrs:
-            lane.admit(attrs)
         payloads = lane.payloads
         if not payloads:
             self._begin(lane)
         if attrs:
             if lane.attrs is None:
                 lane.attrs = [None] * len(payloads)
+                lane.size += lane.width * len(payloads)
+            lane.size += lane.width
             lane.attrs.append(dict(attrs))  # the caller may use its own again
         elif lane.attrs is not None:
+            lane.size += lane.width
             lane.attrs.append(None)
         payloads.append(payload)
         lane.keys.append(key)
@@ -256,6 +275,9 @@ class Packer:
     def put_rows(self, lane: Lane, rows: Sequence[Rows]) -> list[asyncio.Future[Ack]]:
         """Take whole batches, behind what was posted before."""
         self._refuse(lane.outlet)
+        largest = max([batch.nbytes for batch in rows], default=0)
+        if largest > MESSAGE_BYTES:  # its owner would refuse it, or never see it
+            raise PayloadTooLarge(f"{lane.stream}: a batch of {largest} bytes; the limit is {MESSAGE_BYTES}: split it")
         self.cut(lane)
         futures: list[asyncio.Future[Ack]] = []
         for batch in rows:

@@ -23,7 +23,6 @@ from tidings.client.events import Ack
 from tidings.core.errors import BadInput
 from tidings.core.ids import StreamId
 from tidings.core.rows import Rows
-from tidings.core.span import MESSAGE_BYTES
 from tidings.protocols.kernel import Message
 from tidings.protocols.sinks import (
     AbortBatch,
@@ -87,8 +86,7 @@ class Sink:
 
     async def split(self, table: pa.Table) -> list[Rows]:
         """The rows of a table in chunks that a message can carry."""
-        whole: list[Rows] = await self._split(self.of.stream, table, CHUNK_ROWS, CHUNK_BYTES)
-        return [piece for rows in whole for piece in _halved(rows)]
+        return await self._split(self.of.stream, table, CHUNK_ROWS, CHUNK_BYTES)
 
 
 class Part:
@@ -184,15 +182,6 @@ def make_batch(
     if batch < 0:
         raise BadInput(f"{stream}: batch {batch}: batches are numbered from 0 on")
     return SinkBatch(writer, stream, query, batch, _nonce() if run is None else run, once, reset)
-
-
-def _halved(rows: Rows) -> list[Rows]:
-    """Rows as pieces that a message can carry."""
-    if rows.nbytes <= MESSAGE_BYTES or rows.count == 1:
-        return [rows]
-    numbers = rows.numbers
-    middle = int(numbers[len(numbers) // 2])
-    return [*_halved(rows.slice(int(numbers[0]), middle)), *_halved(rows.slice(middle, int(numbers[-1]) + 1))]
 
 
 def _nonce() -> int:
