@@ -14,8 +14,8 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
@@ -51,6 +51,7 @@ class Connection:
         self._failed: deque[BaseException] = deque(maxlen=16)
         self._lock = threading.Lock()
         self._woken = False
+        self._taking = False  # posts are accepted
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -68,19 +69,22 @@ class Connection:
     def open(self) -> None:
         """Find the cluster."""
         factory = loop_factory() or asyncio.new_event_loop
-        self._loop = factory()
-        self._thread = threading.Thread(target=self._run, name=f"tidings {self._async.client_id}", daemon=True)
+        loop = self._loop = factory()
+        name = f"tidings {self._async.client_id}"
+        self._thread = threading.Thread(target=_run, args=(loop,), name=name, daemon=True)
         self._thread.start()
         try:
             self._call(self._async.open())
         except BaseException:
             self._stop()
             raise
+        self._taking = True
 
     def close(self, *, flush: bool = True) -> None:
         """End; posted events are made durable first, or the error says which are not."""
         if self._loop is None:
             return
+        self._taking = False
         try:
             try:
                 if flush:
@@ -91,29 +95,24 @@ class Connection:
         finally:
             self._stop()
 
-    def _run(self) -> None:
-        assert self._loop is not None
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
     def _stop(self) -> None:
-        loop, self._loop = self._loop, None
+        with self._lock:  # whatever was called before is in the loop, and is cancelled there
+            loop, self._loop = self._loop, None
         if loop is not None and self._thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             self._thread.join()
-            loop.close()
 
     def _call(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine in the loop's thread; an interrupt cancels it."""
-        if self._loop is None:
-            work.close()
-            raise Closed("the connection is not open; use with tidings.sync.connect(...)")
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self._loop is None:
+                work.close()
+                raise _not_open()
+            future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout)
-        except FutureTimeout:
-            future.cancel()
-            raise
+        except CancelledError:
+            raise Closed("the connection was closed during the call") from None
         except BaseException:
             future.cancel()
             raise
@@ -134,12 +133,16 @@ class Connection:
         """
         if self._failed:
             self._raise_failed()
-        if self._loop is None:
-            raise Closed("the connection is not open; use with tidings.sync.connect(...)")
+        loop = self._loop
+        if loop is None or not self._taking:
+            raise _not_open()
         self._posts.append((stream, key, payload, attrs))
         if not self._woken:
             self._woken = True
-            self._loop.call_soon_threadsafe(self._take)
+            try:
+                loop.call_soon_threadsafe(self._take)
+            except RuntimeError:  # closed in between
+                raise _not_open() from None
         if len(self._posts) >= PENDING // 4:
             self._drained()
 
@@ -257,6 +260,23 @@ class Connection:
         return self._async.client_id
 
 
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """In a thread of its own: run a loop until it is stopped, and leave nobody waiting for what was begun in it."""
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    finally:
+        loop.close()
+
+
+def _not_open() -> Closed:
+    return Closed("the connection is not open; use with tidings.sync.connect(...)")
+
+
 class Sink:
     """One batch of a writer, for blocking code."""
 
@@ -367,7 +387,7 @@ class Reading:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._connection._loop is not None:
+        with suppress(Closed):  # with its connection
             self._connection._call(self._reading.close())
 
     def __iter__(self) -> Iterator[Rows]:
@@ -395,8 +415,9 @@ class Subscription:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._subscription is not None and self._connection._loop is not None:
-            self._connection._call(self._subscription.close())
+        if self._subscription is not None:
+            with suppress(Closed):  # with its connection
+                self._connection._call(self._subscription.close())
 
     def __iter__(self) -> Iterator[Event]:
         if self._open.durable:

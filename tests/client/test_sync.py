@@ -114,6 +114,56 @@ def test_a_bad_post_does_not_keep_the_others_from_being_durable_at_the_end(url: 
         assert t.publish("mostly-good").seq == 3001
 
 
+def test_a_call_in_another_thread_ends_when_the_connection_is_closed(url: str) -> None:
+    told: list[BaseException] = []
+    begun = threading.Event()
+
+    async def endless() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def call() -> None:
+        try:
+            t._call(endless())
+        except errors.TidingsError as error:
+            told.append(error)
+
+    t = sync.connect(url)
+    t.open()
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    assert begun.wait(10)
+    t.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [type(error) for error in told] == [errors.Closed]
+    with pytest.raises(errors.Closed):
+        t.publish("s0")
+
+
+def test_threads_that_publish_while_the_connection_is_closed_are_told_so(url: str) -> None:
+    told: list[BaseException] = []
+
+    def call(stream: str) -> None:
+        try:
+            while True:
+                t.publish(stream)
+        except errors.TidingsError as error:
+            told.append(error)
+
+    t = sync.connect(url)
+    t.open()
+    threads = [threading.Thread(target=call, args=(stream,), daemon=True) for stream in ("s0", "keyed", "nothing")]
+    for thread in threads:
+        thread.start()
+    t.publish("s0")
+    t.close()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads) and len(told) == 3
+    assert {type(error) for error in told} <= {errors.Closed, errors.UnknownStream}
+
+
 def test_a_durable_subscription_of_blocking_code_resumes(url: str) -> None:
     with sync.connect(url) as t:
         t.create_stream("jobs")
