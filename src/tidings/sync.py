@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 import pyarrow as pa
 
 from tidings.client import connection
-from tidings.client.errors import Closed, Full
+from tidings.client.errors import Closed, Full, PublishFailed
 from tidings.client.events import Ack, Event, Reason, Rows, StreamInfo
 from tidings.client.leasing import Lease as AsyncLease
 from tidings.client.packing import PENDING, Attrs
@@ -36,6 +36,8 @@ from tidings.protocols.sinks import Attempt
 
 T = TypeVar("T")
 
+KEPT = 16  # errors of posts that wait for a call to raise them; ours: more are counted
+
 
 def connect(url: str, **options: Any) -> Connection:
     """A connection to the cluster at ``url``, to be entered with ``with``; options as for `tidings.connect`."""
@@ -48,7 +50,8 @@ class Connection:
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         self._async = connection.connect(url, **options)
         self._posts: deque[tuple[str, bytes | None, bytes, Attrs | None]] = deque()
-        self._failed: deque[BaseException] = deque(maxlen=16)
+        self._failed: deque[Exception] = deque()  # of posts, not raised yet
+        self._untold = 0  # posts that failed besides
         self._lock = threading.Lock()
         self._woken = False
         self._taking = False  # posts are accepted
@@ -91,7 +94,9 @@ class Connection:
                     self._call(self._all_taken())
             finally:  # whatever was wrong with some posts, the others are made durable
                 self._call(self._async.close(flush=flush))
-            self._raise_failed()
+            self._raise_failed(last=True)
+        except PublishFailed as error:
+            raise _besides(error, len(self._failed) + self._untold) from None
         finally:
             self._stop()
 
@@ -160,7 +165,11 @@ class Connection:
                 task.add_done_callback(self._taken_again)
                 return
             except Exception as error:
-                self._failed.append(error)
+                with self._lock:
+                    if len(self._failed) < KEPT:
+                        self._failed.append(error)
+                    else:
+                        self._untold += 1
             posts.popleft()
 
     def _taken_again(self, drained: asyncio.Future[None]) -> None:
@@ -180,9 +189,17 @@ class Connection:
             await self._async.drain()
             await asyncio.sleep(0.001)
 
-    def _raise_failed(self) -> None:
-        if self._failed:
-            raise self._failed.popleft()
+    def _raise_failed(self, last: bool = False) -> None:
+        """Raise what was wrong with a post; it says how many others failed that no later call will raise."""
+        with self._lock:
+            if not self._failed:
+                return
+            error = self._failed.popleft()
+            untold, self._untold = self._untold, 0
+            if last:
+                untold += len(self._failed)
+                self._failed.clear()
+        raise _besides(error, untold)
 
     def flush(self) -> list[Ack]:
         """Wait until every posted event is durable; the error says which are not."""
@@ -271,6 +288,13 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
             loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
     finally:
         loop.close()
+
+
+def _besides(error: Exception, count: int) -> Exception:
+    """An error that tells of so many other posts as well."""
+    if count:
+        error.args = (f"{error}; besides, {count} other posted events were refused and not published", *error.args[1:])
+    return error
 
 
 def _not_open() -> Closed:

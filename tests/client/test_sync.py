@@ -114,6 +114,19 @@ def test_a_bad_post_does_not_keep_the_others_from_being_durable_at_the_end(url: 
         assert t.publish("mostly-good").seq == 3001
 
 
+def test_of_many_bad_posts_some_are_raised_and_the_others_counted(url: str) -> None:
+    t = sync.connect(url)
+    t.open()
+    t._posts.extend([("nothing", None, b"%d" % at, None) for at in range(100)])
+    with pytest.raises(errors.UnknownStream, match=f"besides, {100 - sync.KEPT} other posted events were refused"):
+        t.flush()
+    with pytest.raises(errors.UnknownStream) as second:
+        t.flush()
+    assert "besides" not in str(second.value)
+    with pytest.raises(errors.UnknownStream, match=f"besides, {sync.KEPT - 3} other"):
+        t.close()
+
+
 def test_a_call_in_another_thread_ends_when_the_connection_is_closed(url: str) -> None:
     told: list[BaseException] = []
     begun = threading.Event()
