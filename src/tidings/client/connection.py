@@ -37,6 +37,8 @@ from tidings.client.errors import (
 )
 from tidings.client.events import Ack, Reason, StreamInfo
 from tidings.client.fabric import Heard
+from tidings.client.inputs import name as checked_name
+from tidings.client.inputs import number, seconds, text
 from tidings.client.leasing import Lease
 from tidings.client.machine import (
     Answered,
@@ -137,13 +139,13 @@ class Connection:
         self._ledger = Ledger(self._send_receipts)
         self._holder = 0  # of the newest subscription
         self.client_id = client_id or f"client-{secrets.token_hex(6)}"
-        if not _CLIENT_ID.fullmatch(self.client_id):
+        if not _CLIENT_ID.fullmatch(text("client_id", self.client_id)):
             raise BadInput(
                 f"client_id {client_id!r}: use letters, digits and . _ -, at most 128, not one of . _ - first"
             )
         self.peer = peer
-        self._seeds = parse_url(url)
-        self._options: dict[str, Any] = {"token": token, "cluster": cluster, "tls": tls}
+        self._seeds = parse_url(text("url", url))
+        self._options: dict[str, Any] = {"token": text("token", token), "cluster": text("cluster", cluster), "tls": tls}
         self._timeout = timeout
         self._settings = settings
         self._error: TidingsError | None = Closed("the connection is not open; use async with tidings.connect(...)")
@@ -278,6 +280,8 @@ class Connection:
     @property
     def region(self) -> RegionId:
         """The region that subscriptions are fed from."""
+        if self._described is None:  # never opened
+            self._alive()
         return self._machine.home
 
     # --- publishing -------------------------------------------------------------------------------------
@@ -324,6 +328,8 @@ class Connection:
     async def publish_table(self, stream: StreamId, table: pa.Table | pa.RecordBatch) -> Ack:
         """Publish the rows of a table: columns key and payload (binary) and attributes; each may be missing."""
         definition = await self._known(stream)
+        if not isinstance(table, pa.Table | pa.RecordBatch):
+            raise BadInput(f"{stream}: a table is an Arrow table or record batch, not {type(table).__name__}")
         if table.num_rows == 0:
             raise BadInput(f"{stream}: the table has no row; an event has at least a payload")
         return await self._publish_rows(definition, batches_of(definition, table))
@@ -334,13 +340,11 @@ class Connection:
         if (before is None) == (where is None):
             raise BadInput(f"{stream}: collect either before=SEQ or where=SQL")
         if where is not None:
+            text("where", where)
             by_key = GcPolicy.parse(definition.gc).by_key
             predicate = Predicate.make(where, parse_attributes(definition.attrs), by_key)
             return await self._publish_rows(definition, [where_rows(FIRST, [predicate.text])])
-        assert before is not None
-        if before < FIRST:
-            raise BadInput(f"{stream}: before={before}: a stream begins at {FIRST}")
-        return await self._publish_rows(definition, [before_rows(FIRST, [before])])
+        return await self._publish_rows(definition, [before_rows(FIRST, [number("before", before)])])
 
     async def flush(self) -> list[Ack]:
         """Wait until every posted event is durable; `PublishFailed` says which are not."""
@@ -377,7 +381,7 @@ class Connection:
 
     def _lane(self, stream: StreamId) -> Lane:
         self._alive()
-        definition = self._machine.streams.get(stream)
+        definition = self._machine.streams.get(checked_name("stream", stream))
         if definition is None:
             raise self._unknown(stream)
         return self._packer.lane(definition)
@@ -404,6 +408,7 @@ class Connection:
         ``reset``. ``once``: the query is this batch alone. Who works on the same run names the same ``run``.
         """
         self._alive()
+        checked_name("stream", stream)
         of = make_batch(stream, writer, query, batch, run=run, once=once, reset=reset)
         return Sink(of, self._ask_owner, self._split)
 
@@ -445,10 +450,14 @@ class Connection:
             )
         if order != "publisher":
             raise BadInput(f"order={order!r}: it is 'publisher' or 'total'")
-        streams = [*([stream] if isinstance(stream, str) else stream), *more]
+        asked: Any = stream  # whatever the types promise
+        given = asked if isinstance(asked, Iterable) and not isinstance(asked, str) else [asked]
+        streams = [checked_name("stream", each) for each in (*given, *more)]
         if not streams or len(set(streams)) < len(streams):
             raise BadInput(f"subscribe to {streams}: name at least one stream, and each once")
-        return Opening(self, streams, where or "", _position(start), name, receipts)
+        if name is not None:
+            checked_name("name", name)
+        return Opening(self, streams, text("where", where or ""), _position(start), name, receipts)
 
     async def _subscribe(
         self, streams: list[StreamId], where: str, lo: int, name: str | None, receipts: bool | None = None
@@ -480,11 +489,12 @@ class Connection:
         The same from every replica; ``replica`` says which of the region to begin with. What is not there yet is
         waited for; what nobody remembers as of that number is `AsofGone`, and a lease keeps it from happening.
         """
-        if not FIRST <= lo < hi:
+        if not number("lo", lo) < number("hi", hi):
             raise BadInput(f"{stream}: [{lo}, {hi}) is not a range of numbers: they begin at {FIRST}, and lo < hi")
-        if asof is not None and asof < FIRST:
-            raise BadInput(f"{stream}: asof={asof}: a stream begins at {FIRST}")
-        return Reading(self, stream, lo, hi, hi if asof is None else asof, where or "", replica)
+        asof = number("asof", hi if asof is None else asof)
+        if replica is not None:
+            number("replica", replica, 0)
+        return Reading(self, checked_name("stream", stream), lo, hi, asof, text("where", where or ""), replica)
 
     async def _read(
         self, stream: StreamId, lo: int, hi: int, asof: int, where: str, replica: int | None
@@ -522,8 +532,9 @@ class Connection:
         Bounded: over after ``ttl`` seconds without a sign of life, or when more than so many ``bytes`` of collected
         rows are kept for it. ``resume``: the lease of this name, which another client has left, with these bounds.
         """
-        request = Request(name or f"{self.client_id}.{secrets.token_hex(6)}", stream, asof, ttl, bytes)
-        return LeaseOpening(self, request, resume)
+        own = checked_name("name", name or f"{self.client_id}.{secrets.token_hex(6)}")
+        bounds = number("asof", asof, 0), seconds("ttl", ttl), number("bytes", bytes, 0)
+        return LeaseOpening(self, Request(own, checked_name("stream", stream), *bounds), resume)
 
     async def _lease(self, request: Request, resume: bool) -> Lease:
         await self._known(request.stream)
@@ -574,7 +585,7 @@ class Connection:
     async def streams(self, pattern: str = "") -> list[StreamInfo]:
         """All streams (whose whole name matches a regular expression), as they stand in the region of the client."""
         try:
-            matching = re.compile(pattern or ".*")
+            matching = re.compile(text("pattern", pattern) or ".*")
         except re.error as error:
             raise BadInput(f"{pattern!r} is no regular expression: {error}") from None
         found = _infos(await self.describe())
@@ -583,7 +594,7 @@ class Connection:
     async def describe(self, region: RegionId = "") -> Description:
         """What is there, as a replica of the own region tells it, or the one of another region that knows most."""
         nonce = self._nonce()
-        told = await self._ask(Ask(nonce, Describe(nonce), region))
+        told = await self._ask(Ask(nonce, Describe(nonce), text("region", region)))
         assert isinstance(told, Description)
         return told
 
@@ -613,15 +624,17 @@ class Connection:
 
     async def why(self, stream: StreamId, seq: int) -> Reason:
         """What has become of a number, as the stream's own region knows it."""
+        number("seq", seq)
         definition = await self._known(stream)
-        if seq < FIRST:
-            raise BadInput(f"{stream}: {seq} was never a number: a stream begins at {FIRST}")
         told = await self._ask(Ask(self._nonce(), Why(stream, seq), definition.region))
         assert isinstance(told, Because)
         return Reason(stream, seq, told.state, told.by)
 
     async def _define(self, operation: Operation, definition: StreamDef) -> StreamInfo:
         self._alive()
+        checked_name("stream", definition.name)
+        for what, value in (("region", definition.region), ("gc", definition.gc), ("attrs", definition.attrs)):
+            text(what, value)
         if definition.region not in self._machine.memberships:
             known = ", ".join(sorted(self._machine.memberships))
             raise BadInput(f"region {definition.region!r} is unknown; there are: {known}")
@@ -638,6 +651,7 @@ class Connection:
     async def _known(self, stream: StreamId) -> StreamDef:
         """The definition of a stream; looks again before it says that there is none."""
         self._alive()
+        checked_name("stream", stream)
         for pause in (0.0, 0.2):
             found = self._machine.streams.get(stream)
             if found is not None:
@@ -840,7 +854,7 @@ def _position(start: Start) -> int:
         return EARLIEST
     if start == "latest":
         return LATEST
-    number: object = start  # whatever the types promise
-    if isinstance(number, int) and not isinstance(number, bool) and number >= FIRST:
-        return number
-    raise BadInput(f"start={start!r}: it is 'earliest', 'latest' or a number from {FIRST} on")
+    asked: object = start  # whatever the types promise
+    if isinstance(asked, str):
+        raise BadInput(f"start={asked!r:.80}: it is 'earliest', 'latest' or a number from {FIRST} on")
+    return number("start", asked)

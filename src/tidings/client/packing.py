@@ -96,6 +96,8 @@ class Lane:
 
     def admit(self, attrs: Attrs) -> int:
         """How many bytes the values have of their own; raises `BadAttribute` unless each fits its declaration."""
+        if type(attrs) is not dict and not isinstance(attrs, Mapping):
+            raise BadAttribute(f"{self.stream}: attributes are a dict, not {type(attrs).__name__} ({attrs!r:.60})")
         size = 0
         for name, value in attrs.items():
             kind = self.declared.get(name)

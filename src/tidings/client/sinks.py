@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from tidings.client.errors import BatchGone, PublishFailed, StagingFull, TidingsError, UnknownStream, WriterInUse
 from tidings.client.events import Ack
+from tidings.client.inputs import number, text
 from tidings.core.errors import BadInput
 from tidings.core.ids import StreamId
 from tidings.core.rows import Rows
@@ -58,7 +59,7 @@ class Sink:
 
     def part(self, partition: int) -> Part:
         """A new attempt at one partition."""
-        return Part(self, partition)
+        return Part(self, number("partition", partition, 0))
 
     async def commit(self, parts: Sequence[Attempt]) -> Ack | None:
         """Publish what these parts have staged, in the order of their partitions; None if that is nothing.
@@ -177,11 +178,10 @@ def make_batch(
 ) -> SinkBatch:
     """The identity of a batch; raises `BadInput`."""
     for name, value in (("writer", writer), ("query", query)):
-        if not 0 < len(value) <= 256:
+        if not 0 < len(text(name, value)) <= 256:
             raise BadInput(f"{stream}: {name} {value!r}: use 1 to 256 characters")
-    if batch < 0:
-        raise BadInput(f"{stream}: batch {batch}: batches are numbered from 0 on")
-    return SinkBatch(writer, stream, query, batch, _nonce() if run is None else run, once, reset)
+    run = _nonce() if run is None else number("run", run, 0)
+    return SinkBatch(writer, stream, query, number("batch", batch, 0), run, once, reset)
 
 
 def _nonce() -> int:
