@@ -309,7 +309,14 @@ def test_a_batch_that_no_message_carries_is_refused_at_the_call() -> None:
     run(main())
 
 
-ATTRIBUTES: list[tuple[str, Any]] = [("n", True), ("n", 1 << 40), ("n", "1"), ("m", 1), ("s", "\ud800")]
+ATTRIBUTES: list[tuple[str, Any]] = [
+    ("n", True),
+    ("n", 1 << 31),
+    ("n", -(1 << 31) - 1),
+    ("n", "1"),
+    ("m", 1),
+    ("s", "\ud800"),
+]
 
 
 @pytest.mark.parametrize(("name", "value"), ATTRIBUTES)
@@ -321,6 +328,17 @@ def test_an_attribute_that_does_not_fit_is_refused_at_the_call(name: str, value:
         publisher.post(1)
         await turn()
         assert publisher.sizes == [1]
+
+    run(main())
+
+
+def test_the_least_and_the_largest_number_of_a_type_fit() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        for n in (-(1 << 31), (1 << 31) - 1):
+            publisher.packer.put(publisher.lane, None, b"x", {"n": n})
+        await turn()
+        assert publisher.sizes == [2]
 
     run(main())
 

@@ -72,7 +72,19 @@ WHOLE = -1
 class Lane:
     """What has been posted to one stream and is not a chunk yet."""
 
-    __slots__ = ("armed", "attrs", "declared", "keys", "outlet", "payloads", "size", "stream", "waiters", "width")
+    __slots__ = (
+        "armed",
+        "attrs",
+        "declared",
+        "keys",
+        "outlet",
+        "payloads",
+        "rules",
+        "size",
+        "stream",
+        "waiters",
+        "width",
+    )
 
     def __init__(self, stream: StreamDef, outlet: Outlet) -> None:
         self.stream = stream.name
@@ -84,6 +96,7 @@ class Lane:
     def declare(self, stream: StreamDef) -> None:
         """What attributes there are."""
         self.declared = parse_attributes(stream.attrs)
+        self.rules = {name: (kind, _ACCEPTED[kind], _BITS.get(kind, 0)) for name, kind in self.declared.items()}
         self.width = _FIXED * len(self.declared)  # bytes of a row in columns for them, however empty
 
     def renew(self) -> None:
@@ -100,26 +113,29 @@ class Lane:
             raise BadAttribute(f"{self.stream}: attributes are a dict, not {type(attrs).__name__} ({attrs!r:.60})")
         size = 0
         for name, value in attrs.items():
-            kind = self.declared.get(name)
-            if kind is None:
+            rule = self.rules.get(name)
+            if rule is None:
                 known = ", ".join(self.declared) or "none"
                 raise BadAttribute(f"{self.stream}: attribute {name!r} is not declared; declared are: {known}", name)
-            if value is not None and type(value) not in _ACCEPTED[kind]:
+            if value is None:
+                continue
+            kind, accepted, bits = rule
+            if type(value) not in accepted:
                 raise BadAttribute(
                     f"{self.stream}: attribute {name!r} is declared {kind}, not {type(value).__name__} ({value!r:.80})",
                     name,
                 )
-            if kind in _BITS and value is not None and not -(1 << _BITS[kind]) <= value < 1 << _BITS[kind]:
-                raise BadAttribute(f"{self.stream}: attribute {name!r} is declared {kind}; {value} does not fit", name)
-            if kind is AttrType.TIMESTAMP and value is not None and value.tzinfo is None:
-                raise BadAttribute(f"{self.stream}: attribute {name!r} needs a time zone: {value}", name)
-            if kind is AttrType.STRING and value is not None:
+            if kind is AttrType.STRING:
                 try:
                     size += len(value) if value.isascii() else len(value.encode())
                 except UnicodeEncodeError as error:
                     raise BadAttribute(f"{self.stream}: attribute {name!r} is no text: {error}", name) from None
-            elif kind is AttrType.BINARY and value is not None:
+            elif kind is AttrType.BINARY:
                 size += len(value)
+            elif bits and value.bit_length() > bits and value != -(1 << bits):
+                raise BadAttribute(f"{self.stream}: attribute {name!r} is declared {kind}; {value} does not fit", name)
+            elif kind is AttrType.TIMESTAMP and value.tzinfo is None:
+                raise BadAttribute(f"{self.stream}: attribute {name!r} needs a time zone: {value}", name)
         return size
 
 
@@ -250,7 +266,7 @@ class Packer:
                 lane.attrs = [None] * len(payloads)
                 lane.size += lane.width * len(payloads)
             lane.size += lane.width
-            lane.attrs.append(dict(attrs))  # the caller may use its own again
+            lane.attrs.append(attrs.copy() if type(attrs) is dict else dict(attrs))  # the caller may use its own again
         elif lane.attrs is not None:
             lane.size += lane.width
             lane.attrs.append(None)
