@@ -14,15 +14,15 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 
 from tidings.client import connection
-from tidings.client.errors import Closed, Full
+from tidings.client.errors import Closed, Full, PublishFailed
 from tidings.client.events import Ack, Event, Reason, Rows, StreamInfo
 from tidings.client.leasing import Lease as AsyncLease
 from tidings.client.packing import PENDING, Attrs
@@ -36,6 +36,8 @@ from tidings.protocols.sinks import Attempt
 
 T = TypeVar("T")
 
+KEPT = 16  # errors of posts that wait for a call to raise them; ours: more are counted
+
 
 def connect(url: str, **options: Any) -> Connection:
     """A connection to the cluster at ``url``, to be entered with ``with``; options as for `tidings.connect`."""
@@ -48,9 +50,11 @@ class Connection:
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         self._async = connection.connect(url, **options)
         self._posts: deque[tuple[str, bytes | None, bytes, Attrs | None]] = deque()
-        self._failed: deque[BaseException] = deque(maxlen=16)
+        self._failed: deque[Exception] = deque()  # of posts, not raised yet
+        self._untold = 0  # posts that failed besides
         self._lock = threading.Lock()
         self._woken = False
+        self._taking = False  # posts are accepted
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -68,50 +72,52 @@ class Connection:
     def open(self) -> None:
         """Find the cluster."""
         factory = loop_factory() or asyncio.new_event_loop
-        self._loop = factory()
-        self._thread = threading.Thread(target=self._run, name=f"tidings {self._async.client_id}", daemon=True)
+        loop = self._loop = factory()
+        name = f"tidings {self._async.client_id}"
+        self._thread = threading.Thread(target=_run, args=(loop,), name=name, daemon=True)
         self._thread.start()
         try:
             self._call(self._async.open())
         except BaseException:
             self._stop()
             raise
+        self._taking = True
 
     def close(self, *, flush: bool = True) -> None:
         """End; posted events are made durable first, or the error says which are not."""
         if self._loop is None:
             return
+        self._taking = False
         try:
-            if flush:
-                self._drained()
-            self._call(self._async.close(flush=flush))
-            self._raise_failed()
+            try:
+                if flush:
+                    self._call(self._all_taken())
+            finally:  # whatever was wrong with some posts, the others are made durable
+                self._call(self._async.close(flush=flush))
+            self._raise_failed(last=True)
+        except PublishFailed as error:
+            raise _besides(error, len(self._failed) + self._untold) from None
         finally:
             self._stop()
 
-    def _run(self) -> None:
-        assert self._loop is not None
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
     def _stop(self) -> None:
-        loop, self._loop = self._loop, None
+        with self._lock:  # whatever was called before is in the loop, and is cancelled there
+            loop, self._loop = self._loop, None
         if loop is not None and self._thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             self._thread.join()
-            loop.close()
 
     def _call(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine in the loop's thread; an interrupt cancels it."""
-        if self._loop is None:
-            work.close()
-            raise Closed("the connection is not open; use with tidings.sync.connect(...)")
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self._loop is None:
+                work.close()
+                raise _not_open()
+            future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout)
-        except FutureTimeout:
-            future.cancel()
-            raise
+        except CancelledError:
+            raise Closed("the connection was closed during the call") from None
         except BaseException:
             future.cancel()
             raise
@@ -132,12 +138,16 @@ class Connection:
         """
         if self._failed:
             self._raise_failed()
-        if self._loop is None:
-            raise Closed("the connection is not open; use with tidings.sync.connect(...)")
+        loop = self._loop
+        if loop is None or not self._taking:
+            raise _not_open()
         self._posts.append((stream, key, payload, attrs))
         if not self._woken:
             self._woken = True
-            self._loop.call_soon_threadsafe(self._take)
+            try:
+                loop.call_soon_threadsafe(self._take)
+            except RuntimeError:  # closed in between
+                raise _not_open() from None
         if len(self._posts) >= PENDING // 4:
             self._drained()
 
@@ -155,7 +165,11 @@ class Connection:
                 task.add_done_callback(self._taken_again)
                 return
             except Exception as error:
-                self._failed.append(error)
+                with self._lock:
+                    if len(self._failed) < KEPT:
+                        self._failed.append(error)
+                    else:
+                        self._untold += 1
             posts.popleft()
 
     def _taken_again(self, drained: asyncio.Future[None]) -> None:
@@ -165,20 +179,27 @@ class Connection:
             self._take()
 
     def _drained(self) -> None:
-        """Wait until the loop has taken every post."""
-
-        async def wait() -> None:
-            self._take()
-            while self._posts:
-                await self._async.drain()
-                await asyncio.sleep(0.001)
-
-        self._call(wait())
+        """Wait until the loop has taken every post, and raise what was wrong with one."""
+        self._call(self._all_taken())
         self._raise_failed()
 
-    def _raise_failed(self) -> None:
-        if self._failed:
-            raise self._failed.popleft()
+    async def _all_taken(self) -> None:
+        self._take()
+        while self._posts:
+            await self._async.drain()
+            await asyncio.sleep(0.001)
+
+    def _raise_failed(self, last: bool = False) -> None:
+        """Raise what was wrong with a post; it says how many others failed that no later call will raise."""
+        with self._lock:
+            if not self._failed:
+                return
+            error = self._failed.popleft()
+            untold, self._untold = self._untold, 0
+            if last:
+                untold += len(self._failed)
+                self._failed.clear()
+        raise _besides(error, untold)
 
     def flush(self) -> list[Ack]:
         """Wait until every posted event is durable; the error says which are not."""
@@ -254,6 +275,30 @@ class Connection:
     def client_id(self) -> str:
         """The id it publishes under."""
         return self._async.client_id
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """In a thread of its own: run a loop until it is stopped, and leave nobody waiting for what was begun in it."""
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    finally:
+        loop.close()
+
+
+def _besides(error: Exception, count: int) -> Exception:
+    """An error that tells of so many other posts as well."""
+    if count:
+        error.args = (f"{error}; besides, {count} other posted events were refused and not published", *error.args[1:])
+    return error
+
+
+def _not_open() -> Closed:
+    return Closed("the connection is not open; use with tidings.sync.connect(...)")
 
 
 class Sink:
@@ -366,7 +411,7 @@ class Reading:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._connection._loop is not None:
+        with suppress(Closed):  # with its connection
             self._connection._call(self._reading.close())
 
     def __iter__(self) -> Iterator[Rows]:
@@ -394,8 +439,9 @@ class Subscription:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._subscription is not None and self._connection._loop is not None:
-            self._connection._call(self._subscription.close())
+        if self._subscription is not None:
+            with suppress(Closed):  # with its connection
+                self._connection._call(self._subscription.close())
 
     def __iter__(self) -> Iterator[Event]:
         if self._open.durable:

@@ -34,6 +34,8 @@ class Line:
         self.feeds = {1: self.feed}
         self.on_heard: Any = None
         self.seq = 1
+        self.gate = asyncio.Event()  # closed while nobody can be subscribed
+        self.gate.set()
 
     async def stream(self, name: str) -> StreamInfo:
         return StreamInfo(name, "r0", self.gc, "", 1, 0, 0)
@@ -42,6 +44,7 @@ class Line:
         return self
 
     async def __aenter__(self) -> Line:
+        await self.gate.wait()
         return self
 
     async def __aexit__(self, *args: object) -> None:
@@ -289,6 +292,37 @@ def test_a_subscription_that_ends_takes_everything_with_it() -> None:
             database.rows[b"a"] = "a2"
             assert await cache.get(b"a") == "a2"
             assert len(cache) == 0, "nothing is stored while nobody tells of changes"
+
+    run(main())
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["at the start", "after another one ended"])
+def test_a_load_from_before_the_subscription_is_not_stored_when_that_begins(
+    ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidings.client.cache.RETRY", 0.0)
+
+    async def main() -> None:
+        line, database = Line(), Database()
+        if not ended:
+            line.gate.clear()
+        cache: Cache[str] = Cache(line, "s", load=database.load)  # type: ignore[arg-type]
+        if ended:
+            await cache.ready()
+            line.gate.clear()
+            line.spans_.put_nowait(errors.SubscriptionEnded("the replica is gone"))
+        await some_turns()
+        database.slow = True
+        reading = asyncio.ensure_future(cache.get(b"a"))
+        await some_turns()  # the old value is read
+        database.rows[b"a"] = "a2"  # written, and invalidated while nobody listens
+        line.gate.set()
+        await until(lambda: cache.fresh, "subscribed")
+        database.slow = False
+        database.end(0)
+        assert await reading == "a2"
+        assert await cache.get(b"a") == "a2"
+        await cache.close()
 
     run(main())
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,6 +17,9 @@ import tidings
 from client.rig import Town, dial, free_port, run, take, town, until
 from tidings import errors
 from tidings.client.connection import Connection
+from tidings.client.tables import batches_of
+from tidings.core.span import MESSAGE_BYTES
+from tidings.protocols.catalog import StreamDef
 from tidings.protocols.views import Views
 
 
@@ -216,6 +221,152 @@ def test_what_is_wrong_is_a_typed_error_that_says_what_to_do(tmp_path: Path) -> 
 async def _none():  # type: ignore[no-untyped-def]
     return
     yield
+
+
+@pytest.mark.parametrize("wrong", [{"key": ""}, {"key": 0}, {"key": "k"}, {"payload": ""}, {"payload": None}])
+def test_a_post_that_is_no_bytes_is_refused_and_the_others_of_its_batch_are_not(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with town(tmp_path, replicas=1) as cluster, dial(cluster) as t:
+            t.post("s0", payload=b"before")
+            with pytest.raises(errors.BadInput, match=f"{next(iter(wrong))} is bytes, not"):
+                t.post("s0", **wrong)
+            t.post("s0", payload=b"after")
+            assert [(ack.lo, ack.hi) for ack in await t.flush()] == [(1, 3)]
+
+    run(main())
+
+
+TOO_LARGE: list[dict[str, list[Any]]] = [
+    {"key": [bytes(1 << 21)]},
+    {"key": [bytes(1 << 19)], "payload": [bytes(1 << 19)], "loc": ["x"]},
+    {"loc": ["a", "x" * (1 << 21)]},
+]
+
+
+@pytest.mark.parametrize("columns", TOO_LARGE, ids=["key", "together", "attribute"])
+def test_a_row_of_a_table_that_is_too_large_is_refused_and_the_session_goes_on(
+    columns: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with town(tmp_path, replicas=1) as cluster, dial(cluster) as t:
+            with pytest.raises(errors.PayloadTooLarge, match=r"of row [01] have \d+ bytes; the limit is 1048576"):
+                await t.publish_table("prices", pa.table(columns))
+            assert (await t.publish("prices", payload=b"small")).seq == 1
+
+    run(main())
+
+
+def test_a_table_whose_large_rows_stand_together_is_cut_into_batches_that_fit() -> None:
+    payloads = [bytes(1_000_000)] * 12 + [b""] * 40_000
+    rows = batches_of(StreamDef("s0", "r0"), pa.table({"payload": pa.array(payloads, pa.binary())}))
+    assert sum(each.count for each in rows) == len(payloads)
+    assert max(each.nbytes for each in rows) < MESSAGE_BYTES
+
+
+@pytest.mark.parametrize("reason", ["size", "rows"])
+def test_a_refused_batch_is_a_typed_error_of_that_batch(reason: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path, replicas=1) as cluster, dial(cluster) as t:
+            cluster.machine(0)._fits = lambda stream, rows: reason if rows.count == 2 else ""
+            with pytest.raises(errors.PayloadTooLarge if reason == "size" else errors.PublishFailed):
+                await t.publish_table("s0", pa.table({"payload": pa.array([b"1", b"2"])}))
+            assert (await t.publish("s0", payload=b"small")).seq == 1
+
+    run(main())
+
+
+async def entered(opening: Any) -> None:
+    async with opening:
+        raise AssertionError("it was taken")
+
+
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "start too large": lambda t: entered(t.subscribe("s0", start=1 << 63)),
+    "start negative": lambda t: entered(t.subscribe("s0", start=-1)),
+    "start of the wrong type": lambda t: entered(t.subscribe("s0", start=1.5)),
+    "start another word": lambda t: entered(t.subscribe("s0", start="soon")),
+    "subscribe stream": lambda t: entered(t.subscribe(5)),
+    "subscribe streams": lambda t: entered(t.subscribe(["s0", None])),
+    "subscribe where": lambda t: entered(t.subscribe("s0", where=5)),
+    "name of the wrong type": lambda t: entered(t.subscribe("s0", name=5)),
+    "name empty": lambda t: entered(t.subscribe("s0", name="")),
+    "name too long": lambda t: entered(t.subscribe("s0", name="x" * 1100)),
+    "name no text": lambda t: entered(t.subscribe("s0", name="\ud800")),
+    "why too large": lambda t: t.why("s0", 1 << 63),
+    "why negative": lambda t: t.why("s0", -1),
+    "why no number": lambda t: t.why("s0", "1"),
+    "why yes": lambda t: t.why("s0", True),
+    "read hi": lambda t: entered(t.read("s0", 1, 1 << 63)),
+    "read lo": lambda t: entered(t.read("s0", 0, 5)),
+    "read asof": lambda t: entered(t.read("s0", 1, 2, asof=1 << 70)),
+    "read replica": lambda t: entered(t.read("s0", 1, 2, replica="0")),
+    "collect too large": lambda t: t.collect("s0", before=1 << 63),
+    "collect where": lambda t: t.collect("s0", where=5),
+    "lease asof": lambda t: entered(t.lease("s0", asof=-1)),
+    "lease ttl negative": lambda t: entered(t.lease("s0", ttl=-1)),
+    "lease ttl nan": lambda t: entered(t.lease("s0", ttl=float("nan"))),
+    "lease bytes": lambda t: entered(t.lease("s0", bytes=-5)),
+    "lease name": lambda t: entered(t.lease("s0", name="\ud800")),
+    "create gc": lambda t: t.create_stream("z", gc=None),
+    "create attrs": lambda t: t.create_stream("z", attrs=5),
+    "create region": lambda t: t.create_stream("z", region=5),
+    "create name of the wrong type": lambda t: t.create_stream(5),
+    "create name no text": lambda t: t.create_stream("z\ud800"),
+    "create name too long": lambda t: t.create_stream("z" * 100_000),
+    "alter attrs": lambda t: t.alter_stream("s0", attrs=None),
+    "sink part": lambda t: t.sink("s0", writer="w", query="q", batch=1).part(-1),
+    "sink batch": lambda t: t.sink("s0", writer="w", query="q", batch=1 << 63),
+    "sink run": lambda t: t.sink("s0", writer="w", query="q", batch=1, run=-1),
+    "sink writer": lambda t: t.sink("s0", writer=5, query="q", batch=1),
+    "sink stream": lambda t: t.sink(5, writer="w", query="q", batch=1),
+    "publish stream": lambda t: t.publish(5),
+    "publish stream no text": lambda t: t.publish("\ud800"),
+    "post stream": lambda t: t.post(None),
+    "post attrs": lambda t: t.post("prices", attrs=5),
+    "table": lambda t: t.publish_table("s0", [1, 2]),
+    "pattern": lambda t: t.streams(5),
+    "describe": lambda t: t.describe("\ud800"),
+    "client_id": lambda t: tidings.connect("tidings://127.0.0.1", client_id=5),
+    "url": lambda t: tidings.connect(5),
+}
+
+
+def test_a_value_that_makes_no_sense_is_refused_at_the_call_and_the_connection_goes_on(tmp_path: Path) -> None:
+    async def told(call: Callable[[Any], Any], t: Connection) -> BaseException | None:
+        try:
+            async with asyncio.timeout(2.0):
+                made = call(t)
+                if asyncio.iscoroutine(made):
+                    await made
+        except Exception as error:
+            return error
+        return None
+
+    async def main() -> None:
+        async with town(tmp_path, replicas=1) as cluster, dial(cluster) as t:
+            found = {what: await told(call, t) for what, call in WRONG.items()}
+            assert {what: error for what, error in found.items() if not isinstance(error, errors.BadInput)} == {}
+            async with t.lease("s0") as lease:
+                with pytest.raises(errors.BadInput, match="asof=-1: it is an integer from 1"):
+                    await lease.move(-1)
+            assert (await t.publish("s0", payload=b"still here")).seq == 1
+            assert t._host.counters["dials"] == 1, "no message of these has cost the connection"
+
+    run(main())
+
+
+def test_before_it_is_open_a_connection_says_so() -> None:
+    async def main() -> None:
+        t = tidings.connect("tidings://127.0.0.1")
+        with pytest.raises(errors.Closed, match="is not open"):
+            t.region  # noqa: B018
+        for call in (t.create_stream("z"), t.streams(), t.describe(), t.flush(), t.why("s0", 1)):
+            with pytest.raises(errors.Closed, match="is not open"):
+                await call
+
+    run(main())
 
 
 def test_nobody_at_the_address_is_unreachable() -> None:

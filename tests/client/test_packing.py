@@ -13,10 +13,11 @@ from tidings import errors
 from tidings.client import packing
 from tidings.client.events import Ack
 from tidings.client.packing import Packer
-from tidings.core.rows import Rows
+from tidings.core.rows import ArrowRows, Rows, data_rows
+from tidings.core.span import MESSAGE_BYTES
 from tidings.protocols.catalog import StreamDef
 
-STREAM = StreamDef("s", "r0", attrs="n int")
+STREAM = StreamDef("s", "r0", attrs="n int, s string")
 
 
 class Publisher:
@@ -182,6 +183,51 @@ def test_what_failed_is_named_and_what_did_not_is_acknowledged() -> None:
     run(main())
 
 
+def test_every_flush_that_waits_is_told_of_what_failed() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        publisher.post(2)
+        one = asyncio.ensure_future(publisher.packer.flush())
+        await turn()
+        publisher.post(1)
+        two = asyncio.ensure_future(publisher.packer.flush())
+        await turn()
+        publisher.post(1)
+        three = asyncio.ensure_future(publisher.packer.flush())
+        await turn()
+        publisher.answer()
+        assert await one == [Ack("s", 1, 3)]
+        publisher.packer.refused(publisher.batches[1][1], errors.UnknownStream("stream 's' is gone"))
+        publisher.answered += 1
+        publisher.answer()
+        told = await asyncio.gather(two, three, return_exceptions=True)
+        assert [[each.count for each in error.failed] for error in told if isinstance(error, errors.PublishFailed)] == [
+            [1],
+            [1],
+        ]
+        assert [error.acks for error in told if isinstance(error, errors.PublishFailed)] == [
+            (Ack("s", 1, 3),),
+            (Ack("s", 1, 4),),
+        ]
+        assert await publisher.packer.flush() == [], "what was told is not told again"
+
+    run(main())
+
+
+def test_a_flush_that_was_given_up_leaves_what_it_waited_for_to_the_next() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        publisher.post(1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(publisher.packer.flush(), 0.01)
+        publisher.packer.refused(publisher.batches[0][1], errors.UnknownStream("stream 's' is gone"))
+        with pytest.raises(errors.PublishFailed):
+            await publisher.packer.flush()
+        assert not publisher.packer._failures and await publisher.packer.flush() == []
+
+    run(main())
+
+
 def test_a_fenced_publisher_fails_what_is_sent_in_doubt_and_the_rest_for_certain() -> None:
     async def main() -> None:
         publisher = Publisher()
@@ -201,8 +247,8 @@ def test_a_fenced_publisher_fails_what_is_sent_in_doubt_and_the_rest_for_certain
 def test_values_that_no_column_can_hold_fail_with_their_batch() -> None:
     async def main() -> None:
         publisher = Publisher()
-        lane = publisher.packer.lane(StreamDef("t", "r0", attrs="name string"))
-        publisher.packer.put(lane, None, b"x", {"name": "\ud800"})
+        lane = publisher.packer.lane(StreamDef("t", "r0", attrs="price double"))
+        publisher.packer.put(lane, None, b"x", {"price": 1 << 2000})
         with pytest.raises(errors.PublishFailed) as failed:
             await publisher.packer.flush()
         assert failed.value.failed[0].in_doubt is False
@@ -210,7 +256,67 @@ def test_values_that_no_column_can_hold_fail_with_their_batch() -> None:
     run(main())
 
 
-ATTRIBUTES: list[tuple[str, Any]] = [("n", True), ("n", 1 << 40), ("n", "1"), ("m", 1)]
+def test_attributes_are_those_of_the_call_though_the_caller_uses_the_dict_again() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        attrs: dict[str, Any] = {}
+        for n in range(3):
+            attrs["n"] = n
+            publisher.packer.put(publisher.lane, None, b"x", attrs)
+        await turn()
+        ((rows, _),) = publisher.batches
+        assert isinstance(rows, ArrowRows)
+        assert rows.batch.column("n").to_pylist() == [0, 1, 2]
+
+    run(main())
+
+
+@pytest.mark.parametrize(("kind", "value"), [("string", "x" * 4096), ("string", "ä" * 2048), ("binary", b"x" * 4096)])
+def test_attributes_count_towards_the_size_of_a_batch_and_of_an_event(kind: str, value: Any) -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        lane = publisher.packer.lane(StreamDef("t", "r0", attrs=f"loc {kind}"))
+        for _ in range(1024):
+            publisher.packer.put(lane, None, b"x", {"loc": value})
+        assert len(publisher.batches) == 4
+        assert all(rows.nbytes < 2 * packing.CHUNK_BYTES for rows, _ in publisher.batches)
+        with pytest.raises(errors.PayloadTooLarge, match="attributes"):
+            publisher.packer.put(lane, None, b"x", {"loc": value * 257})
+
+    run(main())
+
+
+def test_columns_count_for_events_that_have_nothing_in_them() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        lane = publisher.packer.lane(StreamDef("t", "r0", attrs=", ".join([f"a{at} double" for at in range(250)])))
+        for at in range(packing.CHUNK):
+            publisher.packer.put(lane, None, b"x", {"a0": 1.0} if at == 200 else None)
+        assert max(rows.nbytes for rows, _ in publisher.batches) < 2 * packing.CHUNK_BYTES
+
+    run(main())
+
+
+def test_a_batch_that_no_message_carries_is_refused_at_the_call() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        with pytest.raises(errors.PayloadTooLarge, match="a batch of"):
+            publisher.packer.put_rows(publisher.lane, [data_rows(1, None, [bytes(MESSAGE_BYTES)])])
+        publisher.post(1)
+        await turn()
+        assert publisher.sizes == [1]
+
+    run(main())
+
+
+ATTRIBUTES: list[tuple[str, Any]] = [
+    ("n", True),
+    ("n", 1 << 31),
+    ("n", -(1 << 31) - 1),
+    ("n", "1"),
+    ("m", 1),
+    ("s", "\ud800"),
+]
 
 
 @pytest.mark.parametrize(("name", "value"), ATTRIBUTES)
@@ -222,6 +328,17 @@ def test_an_attribute_that_does_not_fit_is_refused_at_the_call(name: str, value:
         publisher.post(1)
         await turn()
         assert publisher.sizes == [1]
+
+    run(main())
+
+
+def test_the_least_and_the_largest_number_of_a_type_fit() -> None:
+    async def main() -> None:
+        publisher = Publisher()
+        for n in (-(1 << 31), (1 << 31) - 1):
+            publisher.packer.put(publisher.lane, None, b"x", {"n": n})
+        await turn()
+        assert publisher.sizes == [2]
 
     run(main())
 

@@ -100,6 +100,83 @@ def test_blocking_code_is_told_what_is_wrong(url: str) -> None:
         pass
 
 
+def test_a_bad_post_does_not_keep_the_others_from_being_durable_at_the_end(url: str) -> None:
+    with sync.connect(url) as t:
+        t.create_stream("mostly-good")
+    t = sync.connect(url)
+    t.open()
+    for _ in range(3000):
+        t.post("mostly-good", payload=b"good")
+    t.post("nothing", payload=b"bad")
+    with pytest.raises(errors.UnknownStream):
+        t.close()
+    with sync.connect(url) as t:
+        assert t.publish("mostly-good").seq == 3001
+
+
+def test_of_many_bad_posts_some_are_raised_and_the_others_counted(url: str) -> None:
+    t = sync.connect(url)
+    t.open()
+    t._posts.extend([("nothing", None, b"%d" % at, None) for at in range(100)])
+    with pytest.raises(errors.UnknownStream, match=f"besides, {100 - sync.KEPT} other posted events were refused"):
+        t.flush()
+    with pytest.raises(errors.UnknownStream) as second:
+        t.flush()
+    assert "besides" not in str(second.value)
+    with pytest.raises(errors.UnknownStream, match=f"besides, {sync.KEPT - 3} other"):
+        t.close()
+
+
+def test_a_call_in_another_thread_ends_when_the_connection_is_closed(url: str) -> None:
+    told: list[BaseException] = []
+    begun = threading.Event()
+
+    async def endless() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def call() -> None:
+        try:
+            t._call(endless())
+        except errors.TidingsError as error:
+            told.append(error)
+
+    t = sync.connect(url)
+    t.open()
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    assert begun.wait(10)
+    t.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [type(error) for error in told] == [errors.Closed]
+    with pytest.raises(errors.Closed):
+        t.publish("s0")
+
+
+def test_threads_that_publish_while_the_connection_is_closed_are_told_so(url: str) -> None:
+    told: list[BaseException] = []
+
+    def call(stream: str) -> None:
+        try:
+            while True:
+                t.publish(stream)
+        except errors.TidingsError as error:
+            told.append(error)
+
+    t = sync.connect(url)
+    t.open()
+    threads = [threading.Thread(target=call, args=(stream,), daemon=True) for stream in ("s0", "keyed", "nothing")]
+    for thread in threads:
+        thread.start()
+    t.publish("s0")
+    t.close()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads) and len(told) == 3
+    assert {type(error) for error in told} <= {errors.Closed, errors.UnknownStream}
+
+
 def test_a_durable_subscription_of_blocking_code_resumes(url: str) -> None:
     with sync.connect(url) as t:
         t.create_stream("jobs")

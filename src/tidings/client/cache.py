@@ -221,6 +221,7 @@ class Cache(Generic[V]):
             (feed,) = subscription.feeds.values()
             subscription.on_heard = lambda _: self._heard(subscription)
             self._version = max(self._version, feed.at)
+            self._drop_all()  # an invalidation of what is being loaded may have come before the first that is heard
             self._subscription = subscription
             self.error = None
             self._heard(subscription)

@@ -21,7 +21,6 @@ from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 from msgspec.structs import astuple
 
@@ -38,6 +37,8 @@ from tidings.client.errors import (
 )
 from tidings.client.events import Ack, Reason, StreamInfo
 from tidings.client.fabric import Heard
+from tidings.client.inputs import name as checked_name
+from tidings.client.inputs import number, seconds, text
 from tidings.client.leasing import Lease
 from tidings.client.machine import (
     Answered,
@@ -52,19 +53,19 @@ from tidings.client.machine import (
     Sinking,
     Submit,
 )
-from tidings.client.packing import CHUNK, CHUNK_BYTES, MAX_PAYLOAD, SHORT, Attrs, Lane, Packer
+from tidings.client.packing import CHUNK, CHUNK_BYTES, SHORT, Attrs, Lane, Packer
 from tidings.client.reading import Reading
 from tidings.client.receipts import Ledger
 from tidings.client.sinks import Sink, make_batch
 from tidings.client.subscription import Subscription
+from tidings.client.tables import batches_of
 from tidings.client.url import parse_url
 from tidings.core.errors import BadInput
-from tidings.core.filters import conform, parse, parse_attributes
+from tidings.core.filters import parse, parse_attributes
 from tidings.core.gc import GcPolicy
 from tidings.core.ids import FIRST, NodeId, RegionId, StreamId, is_internal
 from tidings.core.predicates import Predicate
-from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, before_rows, data_kinds, no_befores, where_rows
-from tidings.core.span import MESSAGE_BYTES
+from tidings.core.rows import Rows, before_rows, where_rows
 from tidings.net.host import PEER, Host
 from tidings.net.names import ADDRESSES, make_id
 from tidings.protocols.catalog import (
@@ -90,8 +91,6 @@ from tidings.protocols.subscriptions import EARLIEST, LATEST, Ended, Fed, Lost, 
 
 TIMEOUT = 10.0  # seconds to find the cluster, and to make posted events durable at the end; ours
 REPORT = 0.1  # seconds between reports of what durable subscriptions have processed; ours
-TABLE_ROWS = 16_384  # rows in a batch of a table; ours, because larger ones gain nothing
-TABLE_BYTES = MESSAGE_BYTES // 2  # and bytes: rows differ in size, and what is larger than a message is refused
 
 Start: TypeAlias = Literal["earliest", "latest"] | int
 _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -140,13 +139,13 @@ class Connection:
         self._ledger = Ledger(self._send_receipts)
         self._holder = 0  # of the newest subscription
         self.client_id = client_id or f"client-{secrets.token_hex(6)}"
-        if not _CLIENT_ID.fullmatch(self.client_id):
+        if not _CLIENT_ID.fullmatch(text("client_id", self.client_id)):
             raise BadInput(
                 f"client_id {client_id!r}: use letters, digits and . _ -, at most 128, not one of . _ - first"
             )
         self.peer = peer
-        self._seeds = parse_url(url)
-        self._options: dict[str, Any] = {"token": token, "cluster": cluster, "tls": tls}
+        self._seeds = parse_url(text("url", url))
+        self._options: dict[str, Any] = {"token": text("token", token), "cluster": text("cluster", cluster), "tls": tls}
         self._timeout = timeout
         self._settings = settings
         self._error: TidingsError | None = Closed("the connection is not open; use async with tidings.connect(...)")
@@ -281,6 +280,8 @@ class Connection:
     @property
     def region(self) -> RegionId:
         """The region that subscriptions are fed from."""
+        if self._described is None:  # never opened
+            self._alive()
         return self._machine.home
 
     # --- publishing -------------------------------------------------------------------------------------
@@ -293,10 +294,12 @@ class Connection:
         if lane is None:
             lane = self._lane(stream)
         payloads = lane.payloads
-        if not payloads or attrs or lane.attrs or type(payload) is not bytes or (key and type(key) is not bytes):
+        if not payloads or attrs or lane.attrs or type(payload) is not bytes:
             self._packer.put(lane, key, payload, attrs)
             return
-        size = len(payload) + len(key or b"")  # what `put` does with nearly every event, without the call
+        size = len(payload)  # what `put` does with nearly every event, without the call
+        if key is not None:
+            size += len(key) if type(key) is bytes else SHORT
         if size >= SHORT:
             self._packer.put(lane, key, payload, attrs)
             return
@@ -325,6 +328,8 @@ class Connection:
     async def publish_table(self, stream: StreamId, table: pa.Table | pa.RecordBatch) -> Ack:
         """Publish the rows of a table: columns key and payload (binary) and attributes; each may be missing."""
         definition = await self._known(stream)
+        if not isinstance(table, pa.Table | pa.RecordBatch):
+            raise BadInput(f"{stream}: a table is an Arrow table or record batch, not {type(table).__name__}")
         if table.num_rows == 0:
             raise BadInput(f"{stream}: the table has no row; an event has at least a payload")
         return await self._publish_rows(definition, batches_of(definition, table))
@@ -335,13 +340,11 @@ class Connection:
         if (before is None) == (where is None):
             raise BadInput(f"{stream}: collect either before=SEQ or where=SQL")
         if where is not None:
+            text("where", where)
             by_key = GcPolicy.parse(definition.gc).by_key
             predicate = Predicate.make(where, parse_attributes(definition.attrs), by_key)
             return await self._publish_rows(definition, [where_rows(FIRST, [predicate.text])])
-        assert before is not None
-        if before < FIRST:
-            raise BadInput(f"{stream}: before={before}: a stream begins at {FIRST}")
-        return await self._publish_rows(definition, [before_rows(FIRST, [before])])
+        return await self._publish_rows(definition, [before_rows(FIRST, [number("before", before)])])
 
     async def flush(self) -> list[Ack]:
         """Wait until every posted event is durable; `PublishFailed` says which are not."""
@@ -378,7 +381,7 @@ class Connection:
 
     def _lane(self, stream: StreamId) -> Lane:
         self._alive()
-        definition = self._machine.streams.get(stream)
+        definition = self._machine.streams.get(checked_name("stream", stream))
         if definition is None:
             raise self._unknown(stream)
         return self._packer.lane(definition)
@@ -405,6 +408,7 @@ class Connection:
         ``reset``. ``once``: the query is this batch alone. Who works on the same run names the same ``run``.
         """
         self._alive()
+        checked_name("stream", stream)
         of = make_batch(stream, writer, query, batch, run=run, once=once, reset=reset)
         return Sink(of, self._ask_owner, self._split)
 
@@ -446,10 +450,14 @@ class Connection:
             )
         if order != "publisher":
             raise BadInput(f"order={order!r}: it is 'publisher' or 'total'")
-        streams = [*([stream] if isinstance(stream, str) else stream), *more]
+        asked: Any = stream  # whatever the types promise
+        given = asked if isinstance(asked, Iterable) and not isinstance(asked, str) else [asked]
+        streams = [checked_name("stream", each) for each in (*given, *more)]
         if not streams or len(set(streams)) < len(streams):
             raise BadInput(f"subscribe to {streams}: name at least one stream, and each once")
-        return Opening(self, streams, where or "", _position(start), name, receipts)
+        if name is not None:
+            checked_name("name", name)
+        return Opening(self, streams, text("where", where or ""), _position(start), name, receipts)
 
     async def _subscribe(
         self, streams: list[StreamId], where: str, lo: int, name: str | None, receipts: bool | None = None
@@ -481,11 +489,12 @@ class Connection:
         The same from every replica; ``replica`` says which of the region to begin with. What is not there yet is
         waited for; what nobody remembers as of that number is `AsofGone`, and a lease keeps it from happening.
         """
-        if not FIRST <= lo < hi:
+        if not number("lo", lo) < number("hi", hi):
             raise BadInput(f"{stream}: [{lo}, {hi}) is not a range of numbers: they begin at {FIRST}, and lo < hi")
-        if asof is not None and asof < FIRST:
-            raise BadInput(f"{stream}: asof={asof}: a stream begins at {FIRST}")
-        return Reading(self, stream, lo, hi, hi if asof is None else asof, where or "", replica)
+        asof = number("asof", hi if asof is None else asof)
+        if replica is not None:
+            number("replica", replica, 0)
+        return Reading(self, checked_name("stream", stream), lo, hi, asof, text("where", where or ""), replica)
 
     async def _read(
         self, stream: StreamId, lo: int, hi: int, asof: int, where: str, replica: int | None
@@ -523,8 +532,9 @@ class Connection:
         Bounded: over after ``ttl`` seconds without a sign of life, or when more than so many ``bytes`` of collected
         rows are kept for it. ``resume``: the lease of this name, which another client has left, with these bounds.
         """
-        request = Request(name or f"{self.client_id}.{secrets.token_hex(6)}", stream, asof, ttl, bytes)
-        return LeaseOpening(self, request, resume)
+        own = checked_name("name", name or f"{self.client_id}.{secrets.token_hex(6)}")
+        bounds = number("asof", asof, 0), seconds("ttl", ttl), number("bytes", bytes, 0)
+        return LeaseOpening(self, Request(own, checked_name("stream", stream), *bounds), resume)
 
     async def _lease(self, request: Request, resume: bool) -> Lease:
         await self._known(request.stream)
@@ -575,7 +585,7 @@ class Connection:
     async def streams(self, pattern: str = "") -> list[StreamInfo]:
         """All streams (whose whole name matches a regular expression), as they stand in the region of the client."""
         try:
-            matching = re.compile(pattern or ".*")
+            matching = re.compile(text("pattern", pattern) or ".*")
         except re.error as error:
             raise BadInput(f"{pattern!r} is no regular expression: {error}") from None
         found = _infos(await self.describe())
@@ -584,7 +594,7 @@ class Connection:
     async def describe(self, region: RegionId = "") -> Description:
         """What is there, as a replica of the own region tells it, or the one of another region that knows most."""
         nonce = self._nonce()
-        told = await self._ask(Ask(nonce, Describe(nonce), region))
+        told = await self._ask(Ask(nonce, Describe(nonce), text("region", region)))
         assert isinstance(told, Description)
         return told
 
@@ -614,15 +624,17 @@ class Connection:
 
     async def why(self, stream: StreamId, seq: int) -> Reason:
         """What has become of a number, as the stream's own region knows it."""
+        number("seq", seq)
         definition = await self._known(stream)
-        if seq < FIRST:
-            raise BadInput(f"{stream}: {seq} was never a number: a stream begins at {FIRST}")
         told = await self._ask(Ask(self._nonce(), Why(stream, seq), definition.region))
         assert isinstance(told, Because)
         return Reason(stream, seq, told.state, told.by)
 
     async def _define(self, operation: Operation, definition: StreamDef) -> StreamInfo:
         self._alive()
+        checked_name("stream", definition.name)
+        for what, value in (("region", definition.region), ("gc", definition.gc), ("attrs", definition.attrs)):
+            text(what, value)
         if definition.region not in self._machine.memberships:
             known = ", ".join(sorted(self._machine.memberships))
             raise BadInput(f"region {definition.region!r} is unknown; there are: {known}")
@@ -639,6 +651,7 @@ class Connection:
     async def _known(self, stream: StreamId) -> StreamDef:
         """The definition of a stream; looks again before it says that there is none."""
         self._alive()
+        checked_name("stream", stream)
         for pause in (0.0, 0.2):
             found = self._machine.streams.get(stream)
             if found is not None:
@@ -691,6 +704,10 @@ class Connection:
         if item.reason == "stream":
             error = UnknownStream(
                 f"stream {item.stream!r} is unknown to its owner; perhaps it was deleted", item.stream
+            )
+        elif item.reason == "size":
+            error = PayloadTooLarge(
+                f"{item.stream}: the owner refused the batch: it is too large; publish less at once"
             )
         else:
             error = PublishFailed(
@@ -837,50 +854,7 @@ def _position(start: Start) -> int:
         return EARLIEST
     if start == "latest":
         return LATEST
-    number: object = start  # whatever the types promise
-    if isinstance(number, int) and not isinstance(number, bool) and number >= FIRST:
-        return number
-    raise BadInput(f"start={start!r}: it is 'earliest', 'latest' or a number from {FIRST} on")
-
-
-def batches_of(
-    definition: StreamDef, table: pa.Table | pa.RecordBatch, most_rows: int = TABLE_ROWS, most_bytes: int = TABLE_BYTES
-) -> list[Rows]:
-    """A table as batches of rows that fit a stream, no value copied that fits already; raises `BadInput`."""
-    count = table.num_rows
-    names = table.schema.names
-    attributes = conform(table, parse_attributes(definition.attrs))
-    columns: list[pa.Array] = [
-        data_kinds(count),
-        *[_bytes_column(definition.name, table, name) for name in ("key", "payload")],
-        no_befores(count),
-    ]
-    schema = ROW_SCHEMA
-    for name, column in attributes.items():
-        if name in names:
-            schema = schema.append(pa.field(name, column.type))
-            columns.append(column)
-    whole = pa.RecordBatch.from_arrays(columns, schema=schema)
-    size = max(1, min(most_rows, int(count * most_bytes / max(whole.nbytes, 1))))
-    return [ArrowRows.dense(FIRST, whole.slice(at, size)) for at in range(0, count, size)]
-
-
-def _bytes_column(stream: StreamId, table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
-    count = table.num_rows
-    if name not in table.schema.names:
-        return pa.nulls(count, pa.binary()) if name == "key" else pa.array([b""] * count, pa.binary())
-    column = table.column(name)
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    kind = array.type
-    if not kind.equals(pa.binary()):
-        if not (pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_string(kind)):
-            raise BadInput(f"{stream}: column {name!r} is binary, not {kind}: cast it first")
-        array = array.cast(pa.binary())
-    if name == "payload" and array.null_count:
-        array = array.fill_null(b"")
-    if count and name == "payload":
-        offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + count + 1]
-        longest = int((offsets[1:] - offsets[:-1]).max())
-        if longest > MAX_PAYLOAD:
-            raise PayloadTooLarge(f"{stream}: a payload of {longest} bytes; the limit is {MAX_PAYLOAD}")
-    return array
+    asked: object = start  # whatever the types promise
+    if isinstance(asked, str):
+        raise BadInput(f"start={asked!r:.80}: it is 'earliest', 'latest' or a number from {FIRST} on")
+    return number("start", asked)

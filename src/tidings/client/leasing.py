@@ -13,6 +13,7 @@ import asyncio
 from typing import Protocol
 
 from tidings.client.errors import Closed, LeaseExpired, LeasesFull, TidingsError
+from tidings.client.inputs import number
 from tidings.client.machine import Hold, LetGo
 from tidings.protocols.kernel import Command
 from tidings.protocols.leases import Lease as Request
@@ -51,7 +52,7 @@ class Lease:
     async def move(self, asof: int) -> None:
         """Rows are needed as of this number and later ones only; returns when that is committed."""
         self.check()
-        self._connection.command(MoveLease(self.name, asof))
+        self._connection.command(MoveLease(self.name, number("asof", asof)))
         await self._until(asof)
 
     def release(self) -> None:

@@ -32,6 +32,7 @@ from tidings.core.filters import ARROW, AttrType, parse_attributes
 from tidings.core.ids import RegionId, StreamId
 from tidings.core.listed import ListedRows
 from tidings.core.rows import Rows, data_rows
+from tidings.core.span import MESSAGE_BYTES
 from tidings.core.wire import SMALL_BYTES, SMALL_ROWS
 from tidings.protocols.catalog import StreamDef
 
@@ -44,7 +45,7 @@ CHUNK_BYTES = 1 << 20  # ours, because a batch of large payloads must stay far b
 WINDOW = 16  # batches that a publisher has under way (PublishSettings.window); more would only wait there
 PENDING = 1 << 18  # ours: a third of a second at 0.7 M events/s
 PENDING_BYTES = 64 << 20  # ours
-MAX_PAYLOAD = 1 << 20  # bytes of key and payload; ours, because a stream carries events, not files
+MAX_PAYLOAD = 1 << 20  # bytes of key, payload and attributes; ours, because a stream carries events, not files
 SHORT = 1 << 12  # ours: a payload below this needs no second look at its size
 ACKS = 1 << 16  # ranges kept for the next flush; ours, because one that never comes must not fill the memory
 
@@ -63,6 +64,7 @@ _ACCEPTED: dict[AttrType, frozenset[type]] = {
     AttrType.BINARY: frozenset({bytes}),
 }
 _BITS = {AttrType.INT: 31, AttrType.BIGINT: 63}
+_FIXED = 9  # bytes of a value in a column, but for what strings and bytes have of their own
 WHOLE = -1
 """In place of the position of an event: the waiter wants to know of the whole chunk."""
 
@@ -70,14 +72,32 @@ WHOLE = -1
 class Lane:
     """What has been posted to one stream and is not a chunk yet."""
 
-    __slots__ = ("armed", "attrs", "declared", "keys", "outlet", "payloads", "size", "stream", "waiters")
+    __slots__ = (
+        "armed",
+        "attrs",
+        "declared",
+        "keys",
+        "outlet",
+        "payloads",
+        "rules",
+        "size",
+        "stream",
+        "waiters",
+        "width",
+    )
 
     def __init__(self, stream: StreamDef, outlet: Outlet) -> None:
         self.stream = stream.name
         self.outlet = outlet
-        self.declared = parse_attributes(stream.attrs)
         self.armed = False  # a flush is on its way
         self.renew()
+        self.declare(stream)
+
+    def declare(self, stream: StreamDef) -> None:
+        """What attributes there are."""
+        self.declared = parse_attributes(stream.attrs)
+        self.rules = {name: (kind, _ACCEPTED[kind], _BITS.get(kind, 0)) for name, kind in self.declared.items()}
+        self.width = _FIXED * len(self.declared)  # bytes of a row in columns for them, however empty
 
     def renew(self) -> None:
         """Begin anew."""
@@ -87,22 +107,36 @@ class Lane:
         self.waiters: list[Waiter] = []
         self.size = 0
 
-    def admit(self, attrs: Attrs) -> None:
-        """Raise `BadAttribute` unless every value fits its declaration."""
+    def admit(self, attrs: Attrs) -> int:
+        """How many bytes the values have of their own; raises `BadAttribute` unless each fits its declaration."""
+        if type(attrs) is not dict and not isinstance(attrs, Mapping):
+            raise BadAttribute(f"{self.stream}: attributes are a dict, not {type(attrs).__name__} ({attrs!r:.60})")
+        size = 0
         for name, value in attrs.items():
-            kind = self.declared.get(name)
-            if kind is None:
+            rule = self.rules.get(name)
+            if rule is None:
                 known = ", ".join(self.declared) or "none"
                 raise BadAttribute(f"{self.stream}: attribute {name!r} is not declared; declared are: {known}", name)
-            if value is not None and type(value) not in _ACCEPTED[kind]:
+            if value is None:
+                continue
+            kind, accepted, bits = rule
+            if type(value) not in accepted:
                 raise BadAttribute(
                     f"{self.stream}: attribute {name!r} is declared {kind}, not {type(value).__name__} ({value!r:.80})",
                     name,
                 )
-            if kind in _BITS and value is not None and not -(1 << _BITS[kind]) <= value < 1 << _BITS[kind]:
+            if kind is AttrType.STRING:
+                try:
+                    size += len(value) if value.isascii() else len(value.encode())
+                except UnicodeEncodeError as error:
+                    raise BadAttribute(f"{self.stream}: attribute {name!r} is no text: {error}", name) from None
+            elif kind is AttrType.BINARY:
+                size += len(value)
+            elif bits and value.bit_length() > bits and value != -(1 << bits):
                 raise BadAttribute(f"{self.stream}: attribute {name!r} is declared {kind}; {value} does not fit", name)
-            if kind is AttrType.TIMESTAMP and value is not None and value.tzinfo is None:
+            elif kind is AttrType.TIMESTAMP and value.tzinfo is None:
                 raise BadAttribute(f"{self.stream}: attribute {name!r} needs a time zone: {value}", name)
+        return size
 
 
 class Chunk:
@@ -165,6 +199,17 @@ class Outlet:
         return self.last < FEW and self.unanswered < BUSY
 
 
+class Flush:
+    """Somebody waits for the chunks up to ``target``, and is told of those beyond ``since``."""
+
+    __slots__ = ("done", "since", "target")
+
+    def __init__(self, since: int, target: int, done: asyncio.Future[None]) -> None:
+        self.since = since
+        self.target = target
+        self.done = done
+
+
 class Packer:
     """All lanes of a client. ``submit`` hands a batch to the publisher of a region, ``prompt`` has it sent now."""
 
@@ -182,9 +227,10 @@ class Packer:
         self._pending_bytes = 0
         self._number = 0
         self._open: dict[int, tuple[Chunk, Outlet]] = {}  # chunks that are not answered, oldest first
-        self._acks: deque[Ack] = deque(maxlen=ACKS)
-        self._failures: list[NotPublished] = []
-        self._flushing: list[tuple[int, asyncio.Future[None]]] = []
+        self._acks: deque[tuple[int, Ack]] = deque(maxlen=ACKS)  # with the number of the chunk
+        self._failures: list[tuple[int, NotPublished]] = []
+        self._told = 0  # a flush has told of the chunks up to this number
+        self._flushing: list[Flush] = []  # targets ascend
         self._draining: list[asyncio.Future[None]] = []
 
     # --- taking events ----------------------------------------------------------------------------------
@@ -197,7 +243,7 @@ class Packer:
             lane = self.lanes[stream.name] = Lane(stream, outlet)
             outlet.lanes.append(lane)
         else:
-            lane.declared = parse_attributes(stream.attrs)
+            lane.declare(stream)
         return lane
 
     def put(self, lane: Lane, key: bytes | None, payload: bytes, attrs: Attrs | None) -> None:
@@ -205,21 +251,24 @@ class Packer:
         if type(payload) is not bytes or (key is not None and type(key) is not bytes):
             key, payload = _as_bytes(lane.stream, key, payload)
         size = len(payload) + (len(key) if key else 0)
+        if attrs:
+            size += lane.admit(attrs)
         if size > MAX_PAYLOAD:
             raise PayloadTooLarge(
-                f"{lane.stream}: a key and payload of {size} bytes; the limit is {MAX_PAYLOAD}: split it, "
+                f"{lane.stream}: key, payload and attributes of {size} bytes; the limit is {MAX_PAYLOAD}: split it, "
                 "or publish a link"
             )
-        if attrs:
-            lane.admit(attrs)
         payloads = lane.payloads
         if not payloads:
             self._begin(lane)
         if attrs:
             if lane.attrs is None:
                 lane.attrs = [None] * len(payloads)
-            lane.attrs.append(attrs)
+                lane.size += lane.width * len(payloads)
+            lane.size += lane.width
+            lane.attrs.append(attrs.copy() if type(attrs) is dict else dict(attrs))  # the caller may use its own again
         elif lane.attrs is not None:
+            lane.size += lane.width
             lane.attrs.append(None)
         payloads.append(payload)
         lane.keys.append(key)
@@ -244,6 +293,9 @@ class Packer:
     def put_rows(self, lane: Lane, rows: Sequence[Rows]) -> list[asyncio.Future[Ack]]:
         """Take whole batches, behind what was posted before."""
         self._refuse(lane.outlet)
+        largest = max([batch.nbytes for batch in rows], default=0)
+        if largest > MESSAGE_BYTES:  # its owner would refuse it, or never see it
+            raise PayloadTooLarge(f"{lane.stream}: a batch of {largest} bytes; the limit is {MESSAGE_BYTES}: split it")
         self.cut(lane)
         futures: list[asyncio.Future[Ack]] = []
         for batch in rows:
@@ -390,30 +442,33 @@ class Packer:
                         Ack(chunk.stream, lo, hi) if at == WHOLE else Ack(chunk.stream, lo + at, lo + at + 1)
                     )
             if posted:
-                self._remember(Ack(chunk.stream, lo, hi))
+                self._remember(number, Ack(chunk.stream, lo, hi))
         else:
             assert error is not None
             for _, future in chunk.waiters:
                 if not future.done():
                     future.set_exception(error)
             if posted and len(self._failures) < ACKS:
-                self._failures.append(chunk.failure(str(error)))
+                self._failures.append((number, chunk.failure(str(error))))
         self._wake()
 
-    def _remember(self, ack: Ack) -> None:
+    def _remember(self, number: int, ack: Ack) -> None:
+        """Keep an answer for the next flush: one range with the last, if no flush can want only one of the two."""
         acks = self._acks
-        if acks and acks[-1].hi == ack.lo and acks[-1].stream == ack.stream:
-            acks[-1] = Ack(ack.stream, acks[-1].lo, ack.hi)
-        else:
-            acks.append(ack)
+        if acks:
+            its, last = acks[-1]
+            wanted = self._flushing[-1].target if self._flushing else 0
+            if last.hi == ack.lo and last.stream == ack.stream and its > wanted < number:
+                acks[-1] = max(its, number), Ack(ack.stream, last.lo, ack.hi)
+                return
+        acks.append((number, ack))
 
     def _wake(self) -> None:
         if self._flushing:
             oldest = next(iter(self._open), self._number + 1)
-            for target, flush in self._flushing:
-                if target < oldest and not flush.done():
-                    flush.set_result(None)
-            self._flushing = [(target, flush) for target, flush in self._flushing if not flush.done()]
+            for flush in self._flushing:
+                if flush.target < oldest and not flush.done.done():
+                    flush.done.set_result(None)
         if self._draining and not self.crowded:
             for drain in self._draining:
                 if not drain.done():
@@ -446,19 +501,44 @@ class Packer:
             await drain
 
     async def flush(self) -> list[Ack]:
-        """Wait until everything taken so far is answered; what was posted since the last flush must be durable."""
+        """Wait until everything taken so far is answered; what was posted since the last flush must be durable.
+
+        Those who wait at the same time are all told of what they all wait for: nobody knows who has posted it.
+        """
         for lane in self.lanes.values():
             self.cut(lane)
-        if self._open:
-            flush: asyncio.Future[None] = self._loop.create_future()
-            self._flushing.append((self._number, flush))
-            await flush
-        acks, failures = list(self._acks), self._failures
-        self._acks.clear()
-        self._failures = []
+        flush = Flush(self._told, self._number, self._loop.create_future())
+        self._flushing.append(flush)
+        try:
+            if self._open:
+                await flush.done
+            since, target = flush.since, flush.target
+            acks = _joined([ack for number, ack in self._acks if since < number <= target])
+            failures = [failure for number, failure in self._failures if since < number <= target]
+            self._told = max(self._told, target)
+        finally:
+            self._flushing.remove(flush)
+            self._forget()
         if failures:
             raise PublishFailed(_told(failures), failures, acks)
         return acks
+
+    def _forget(self) -> None:
+        """Drop the answers that a flush has told of and no other waits for."""
+        told = min([self._told, *[flush.since for flush in self._flushing]])
+        self._acks = deque([each for each in self._acks if each[0] > told], ACKS)
+        self._failures = [each for each in self._failures if each[0] > told]
+
+
+def _joined(acks: list[Ack]) -> list[Ack]:
+    """Neighbours as one range."""
+    joined: list[Ack] = []
+    for ack in acks:
+        if joined and joined[-1].hi == ack.lo and joined[-1].stream == ack.stream:
+            joined[-1] = Ack(ack.stream, joined[-1].lo, ack.hi)
+        else:
+            joined.append(ack)
+    return joined
 
 
 def _told(failures: list[NotPublished]) -> str:

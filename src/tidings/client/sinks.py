@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from tidings.client.errors import BatchGone, PublishFailed, StagingFull, TidingsError, UnknownStream, WriterInUse
 from tidings.client.events import Ack
+from tidings.client.inputs import number, text
 from tidings.core.errors import BadInput
 from tidings.core.ids import StreamId
 from tidings.core.rows import Rows
-from tidings.core.span import MESSAGE_BYTES
 from tidings.protocols.kernel import Message
 from tidings.protocols.sinks import (
     AbortBatch,
@@ -59,7 +59,7 @@ class Sink:
 
     def part(self, partition: int) -> Part:
         """A new attempt at one partition."""
-        return Part(self, partition)
+        return Part(self, number("partition", partition, 0))
 
     async def commit(self, parts: Sequence[Attempt]) -> Ack | None:
         """Publish what these parts have staged, in the order of their partitions; None if that is nothing.
@@ -87,8 +87,7 @@ class Sink:
 
     async def split(self, table: pa.Table) -> list[Rows]:
         """The rows of a table in chunks that a message can carry."""
-        whole: list[Rows] = await self._split(self.of.stream, table, CHUNK_ROWS, CHUNK_BYTES)
-        return [piece for rows in whole for piece in _halved(rows)]
+        return await self._split(self.of.stream, table, CHUNK_ROWS, CHUNK_BYTES)
 
 
 class Part:
@@ -179,20 +178,10 @@ def make_batch(
 ) -> SinkBatch:
     """The identity of a batch; raises `BadInput`."""
     for name, value in (("writer", writer), ("query", query)):
-        if not 0 < len(value) <= 256:
+        if not 0 < len(text(name, value)) <= 256:
             raise BadInput(f"{stream}: {name} {value!r}: use 1 to 256 characters")
-    if batch < 0:
-        raise BadInput(f"{stream}: batch {batch}: batches are numbered from 0 on")
-    return SinkBatch(writer, stream, query, batch, _nonce() if run is None else run, once, reset)
-
-
-def _halved(rows: Rows) -> list[Rows]:
-    """Rows as pieces that a message can carry."""
-    if rows.nbytes <= MESSAGE_BYTES or rows.count == 1:
-        return [rows]
-    numbers = rows.numbers
-    middle = int(numbers[len(numbers) // 2])
-    return [*_halved(rows.slice(int(numbers[0]), middle)), *_halved(rows.slice(middle, int(numbers[-1]) + 1))]
+    run = _nonce() if run is None else number("run", run, 0)
+    return SinkBatch(writer, stream, query, number("batch", batch, 0), run, once, reset)
 
 
 def _nonce() -> int:

@@ -95,7 +95,7 @@ class NotHead(Message, frozen=True, gc=False):
 class Rejected(Message, frozen=True, gc=False):
     """The batch that began with ``first`` was not taken.
 
-    ``reason``: gap, busy (the same batch may be taken later); stream, rows (does not fit), size, or one of REMEMBERED.
+    ``reason``: gap, busy (the same batch may be taken later), or one of REMEMBERED.
     """
 
     session: int
@@ -103,8 +103,8 @@ class Rejected(Message, frozen=True, gc=False):
     reason: str
 
 
-REFUSED = frozenset({"stream", "rows"})
-"""Reasons that are about one batch; the session's other batches can still be published."""
+REFUSED = frozenset({"stream", "rows", "size"})
+"""No such stream, does not fit it, larger than a message: about one batch; the session's others can be published."""
 
 REMEMBERED = frozenset({"fenced", "expired", "repacked", *REFUSED})
 """Reasons that are final and follow from what the head remembers: it must be sure to be the head."""
