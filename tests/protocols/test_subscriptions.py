@@ -470,9 +470,9 @@ def test_only_what_somebody_opened_is_remembered() -> None:
 
 def test_cursors_are_bounded_in_number_and_length() -> None:
     table = Cursors(SubscriptionSettings(cursors=1))
-    for name in ("", "x" * 201):
+    for name in ("", "x" * 1025):
         answer, changed = table.receive("c", OpenCursor(name, "s", 5))
-        assert "1 to 200 characters" in answer.refused and not changed
+        assert "1 to 1024 characters" in answer.refused and not changed
     table.receive("c", OpenCursor("n", "s", 5))
     answer, changed = table.receive("c", OpenCursor("m", "s", 5))
     assert "takes no more" in answer.refused and not changed

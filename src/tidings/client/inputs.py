@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import operator
+from typing import SupportsIndex
 
 from tidings.core.errors import BadInput
 from tidings.core.ids import FIRST, NEVER
-
-LONGEST = 1024  # characters of a name; ours, as many as a receipt has room for
+from tidings.protocols.subscriptions import LONGEST_NAME
 
 
 def number(what: str, value: object, lowest: int = FIRST) -> int:
-    """An integer of [lowest, NEVER]; raises `BadInput`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= NEVER:
+    """An integer of [lowest, NEVER], numpy's too; raises `BadInput`."""
+    whole = isinstance(value, SupportsIndex) and not isinstance(value, bool)
+    found = operator.index(value) if whole else lowest - 1  # type: ignore[arg-type]
+    if not lowest <= found <= NEVER:
         raise BadInput(f"{what}={_shown(value)}: it is an integer from {lowest} to {NEVER}")
-    return int(value)
+    return found
 
 
 def text(what: str, value: object) -> str:
@@ -30,10 +33,10 @@ def text(what: str, value: object) -> str:
 
 
 def name(what: str, value: object) -> str:
-    """A string of 1 to LONGEST characters that can be sent; raises `BadInput`."""
+    """A string of 1 to LONGEST_NAME characters that can be sent; raises `BadInput`."""
     found = text(what, value)
-    if not 0 < len(found) <= LONGEST:
-        raise BadInput(f"{what}={_shown(value)}: it has {len(found)} characters; use 1 to {LONGEST}")
+    if not 0 < len(found) <= LONGEST_NAME:
+        raise BadInput(f"{what}={_shown(value)}: it has {len(found)} characters; use 1 to {LONGEST_NAME}")
     return found
 
 

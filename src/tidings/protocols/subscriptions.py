@@ -55,7 +55,7 @@ CURSORS: StreamId = "_cursors"
 SWEPT = 1024  # rows of `_cursors` looked at in one go, and superfluous ones before that is worth it; ours
 TRIES = 5  # savings of a cursor without an answer before another replica is asked who is head; ours: a second
 
-LONGEST_NAME = 200  # characters of a durable subscription's; ours: the chain keeps it for good
+LONGEST_NAME = 1024  # characters of a durable subscription's; ours, as many as a receipt has room for
 
 EARLIEST, LATEST = -1, -2
 """In place of a number to begin with."""
