@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.image import imread
@@ -14,13 +15,14 @@ from matplotlib.image import imread
 from tidings.core.errors import TidingsError
 from tidings.core.rows import CountedRows
 from tidings.core.span import Span
-from tidings.lab import beyond, beyond_worlds, figures
+from tidings.lab import beyond, beyond_worlds, experiments, figures, service_load
 from tidings.lab.claims import Findings
 from tidings.lab.study import Row, Sql
 from tidings.protocols.kernel import Received
 from tidings.protocols.messages import Know
 from tidings.sim.build import Deployment
-from tidings.sim.scenario import Scenario
+from tidings.sim.measured import MEASURED
+from tidings.sim.scenario import Scenario, Service
 
 
 def verdicts(report: Callable[[Sql, str, Path], Findings], rows: list[Row], out: Path) -> dict[str, bool | None]:
@@ -228,6 +230,11 @@ def test_the_limits_of_churn_are_drawn(tmp_path: Path, monkeypatch: pytest.Monke
     assert [level for _, _, level in expectations(painted["ours-churn"])] == [20, 100]
 
 
+def test_no_two_experiments_or_studies_have_one_name() -> None:
+    for found, kind in ((experiments.EXPERIMENTS, "EXPERIMENTS"), (experiments.STUDIES, "STUDIES")):
+        assert len(found) == sum(len(getattr(module, kind)) for module in experiments.MODULES)
+
+
 def test_how_results_are_judged_and_drawn_is_no_reason_to_simulate_again() -> None:
     for each in beyond.STUDIES:
         assert "beyond" not in each.modules and each.task.__module__.endswith(each.modules)
@@ -240,6 +247,56 @@ def test_a_cliff_is_one_only_if_there_is_one(least: float, usual: float, holds: 
         {"buffer": 0.5, "share": usual, "unfinished": 0, "due": 9, "clients": 60},
     ]
     assert verdicts(beyond.report_buffer, rows, tmp_path) == {"ours.buffer": holds}
+
+
+@pytest.mark.parametrize(
+    ("share", "unfinished", "holds"), [(1.0, 0, True), (0.995, 0, True), (0.96, 0, False), (1.0, 3, False)]
+)
+def test_real_processors_carry_the_load_only_if_they_do(
+    share: float, unfinished: int, holds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    painted = drawn(monkeypatch)
+    rows = [
+        {"service": name, "seed": seed, "clients": 100, "share": each, "latency": late, "unfinished": left, "due": 61}
+        for name, each, late, left in (("default", 1.0, 0.1, 0), ("measured", share, 0.105, unfinished))
+        for seed in (0, 1)
+    ]
+    assert verdicts(beyond.report_service, rows, tmp_path) == {"ours.service": holds}
+    (claim,) = beyond.report_service(lambda query: rows, "quick", tmp_path).claims
+    assert "+5 ms (300 clients, 2 seeds)" in claim.measured
+    assert [level for _, _, level in expectations(painted["ours-service"])] == [pytest.approx(99.0)]
+
+
+def test_shares_of_seeds_that_lie_apart_are_the_same_within_two_errors(tmp_path: Path) -> None:
+    shares = {"default": (0.9, 1.0), "measured": (0.85, 0.95)}
+    base = {"clients": 100, "latency": None, "unfinished": 9, "due": 9}
+    rows = [{**base, "service": name, "seed": at, "share": shares[name][at]} for name in shares for at in (0, 1)]
+    assert verdicts(beyond.report_service, rows, tmp_path) == {"ours.service": True}
+
+
+def test_both_runs_differ_in_the_service_times_alone() -> None:
+    plans = []
+
+    def deploy(plan: Scenario, seed: int, **_: Any) -> Any:
+        plans.append(plan)
+        raise TidingsError("that is enough")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service_load, "Deployment", deploy)
+        for name in ("default", "measured"):
+            with pytest.raises(TidingsError, match="enough"):
+                service_load.measure_service({"clients": 4, "seconds": 0.1, "service": name, "seed": 0})
+    default, real = plans
+    assert real.service == MEASURED and default.service == Service()
+    assert msgspec.structs.replace(real, service=default.service) == default
+    assert (default.protocol.fanout, default.protocol.shuffle) == (4, 0.03)
+
+
+def test_a_small_fabric_carries_its_load_with_real_processors() -> None:
+    point = {"clients": 3, "seconds": 0.32, "service": "measured", "seed": 0}
+    rows = service_load.measure_service(point)
+    assert [row["origin"] for row in rows] == ["r0", "r1", "r2"]
+    assert rows[0]["goodput"] > 0.95 * rows[0]["offered"] and rows[0]["due"] > 0 and not rows[0]["unfinished"]
 
 
 def test_links_that_vary_are_scripted_as_such() -> None:

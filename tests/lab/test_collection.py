@@ -199,6 +199,7 @@ def test_the_totals_of_figure_9_are_drawn_beside_and_no_slope_is_called_the_pape
     figures.draw(tmp_path, "sp7-age", paint)
     judged, totals = painted
     assert list(totals.get_lines()[0].get_ydata()) == [100 - row["age"] for row in rows[:5]]
+    assert all("invalidations" in panel.get_ylabel() for panel in painted)
     labels = [label for label in judged.get_legend_handles_labels()[1] if "slope" in label]
     assert labels == ["slope -1.1 (ours)"]
 
@@ -361,3 +362,23 @@ def test_the_queries_ask_spark_for_what_is_computed_here_and_every_claim_is_judg
 
 def _approx(row: Row) -> Any:
     return {name: pytest.approx(value) if isinstance(value, float) else value for name, value in row.items()}
+
+
+def test_what_inserting_is_judged_by_is_drawn(tmp_path: Path) -> None:
+    painted: list[Axes] = []
+    rows: list[Row] = [
+        {"model": model, "skew": skew, "n": n, "saved": saved, "expected_saved": 0.9, "saved_apart": 0.87}
+        for model, saved in (("fixed", 0.9), ("inserting", 0.82))
+        for skew in SKEWS
+        for n in (10**4, 10**5)
+    ]
+
+    def paint(axes: Axes) -> None:
+        collection.paint_inserting(rows, axes)
+        painted.append(axes)
+
+    figures.draw(tmp_path, "sp9-inserting", paint)
+    lines = {line.get_label(): list(line.get_ydata()) for line in painted[0].get_lines()}
+    assert lines["skew 1.1, counted"] == pytest.approx([8.0, 8.0])
+    assert lines["skew 1.5, left out"] == pytest.approx([3.0, 3.0])
+    assert lines["little difference: less than"] == [5.0, 5.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,50 @@ def test_an_interrupted_campaign_keeps_what_it_has(
     with pytest.raises(KeyboardInterrupt):
         fleet.run("sprinkler", range(5), folder=tmp_path)
     assert fleet.totals(tmp_path)["seeds"] == 3
+
+
+def test_outcomes_are_under_the_hash_of_the_code_that_was_there_when_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    monkeypatch.setattr(ledger, "code_on_disk", lambda *modules, rooms: "edited" if ran else "began")
+    ledger.code.cache_clear()
+
+    def run_seed(seed: int) -> dict[str, Any]:
+        ran.append(seed)
+        return outcome(seed)
+
+    monkeypatch.setattr(campaign, "run_seed", run_seed)
+    try:
+        fleet.run("sprinkler", range(2), folder=tmp_path)
+        assert set(Ledger(tmp_path, fleet.SCHEMA).table()["code"].to_pylist()) == {"began"}
+    finally:
+        ledger.code.cache_clear()
+
+
+DEADLY = """
+import os
+
+def attempt(target, seed):
+    if seed == 2:
+        os._exit(9)
+    return {**OUTCOME, "seed": seed}
+"""
+
+
+def test_a_seed_that_kills_its_process_is_violated_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deadly.py").write_text(f"OUTCOME = {outcome(0)}\n{DEADLY}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(fleet, "attempt", import_module("deadly").attempt)
+    result = fleet.run("sprinkler", range(6), jobs=2, folder=tmp_path / "ledger")
+    (found,) = result["violations"]
+    assert (found["seed"], found["invariant"]) == (2, "process") and "died, and again when it ran alone" in found[
+        "detail"
+    ]
+    found = fleet.totals(tmp_path / "ledger")
+    assert (found["seeds"], found["runs"], found["violations"]) == (6, 6, 1)
 
 
 @pytest.mark.parametrize("target", ["sprinkler", "cluster"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from msgspec.structs import replace as replace_struct
 
 from tidings.lab import calibration_verdicts, experiments, ledger, link_cut, real_cut
@@ -237,6 +238,14 @@ def test_a_real_run_is_kept_in_plain_columns_and_read_by_sql() -> None:
 
 
 # --- the hash of the code that a study's results belong to ----------------------------------------------
+
+
+def test_the_papers_level_is_drawn_beside_the_real_one() -> None:
+    axes = Figure().subplots()
+    real_cut.paint_latency(observed(), observed(level=0.16), axes)
+    (line,) = [line for line in axes.get_lines() if line.get_label() == "200 ms (paper)"]
+    assert list(line.get_ydata()) == [200.0, 200.0]
+
 
 AFTER = {"claims", "figures", "ledger", "link_verdicts", "study"}  # judge, draw and keep what a task has returned
 SHOW = "import sys, {}; print(*[m.__file__ for n, m in sys.modules.items() if n.startswith('tidings.')])"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from tidings.lab import region_load, region_verdicts
+from tidings.lab.claims import UNEXPLAINED
 from tidings.lab.region_load import LOADS, NO_PROBE, PRODUCT, READINGS
 
 
@@ -88,9 +90,9 @@ def test_uplinks_are_exhausted_only_if_clients_send_so_much(uplink: float, holds
     ("shares", "late", "holds", "why"),
     [
         ((1.0, 1.0, 1.0), (0.1, 0.2, 0.3), True, ""),
-        ((1.0, 0.9, 1.0), (0.1, 0.2, 0.3), False, "the throughput of fast-uplink, F=4, 100 ms against 300 ms"),
-        ((1.0, 1.0, 1.0), (0.1, 0.3, 0.2), False, "the latency of fast-uplink, F=4, 100 ms against 300 ms"),
-        ((1.0, 1.0, 1.0), (0.1, 0.101, 0.1), False, ""),
+        ((1.0, 0.9, 1.0), (0.1, 0.2, 0.3), False, "less throughput at fast-uplink, F=4, 100 ms against 300 ms"),
+        ((1.0, 1.0, 1.0), (0.1, 0.3, 0.2), False, "more latency at fast-uplink, F=4, 100 ms against 300 ms"),
+        ((1.0, 1.0, 1.0), (0.1, 0.101, 0.1), False, "no gain over the longest at fast-uplink, F=4."),
     ],
 )
 def test_a_shorter_shuffle_time_helps_only_if_it_does_at_each_step(
@@ -107,6 +109,30 @@ def test_a_shorter_shuffle_time_that_helps_only_those_who_probe_does_not_help() 
     paper = [setting(4, 0.03, 0.95, 0.3, NO_PROBE), setting(4, 0.3, 0.99, 0.5, NO_PROBE)]
     claim = region_verdicts._shuffle([*rows, *paper])
     assert not claim.holds and f"{NO_PROBE}, F=4, 30 ms against 300 ms" in claim.why
+
+
+@pytest.mark.parametrize(
+    ("shares", "holds", "why"),
+    [
+        ((0.6, 0.4, 0.2), True, ""),  # nobody knows its latency, and more arrives
+        ((0.3, 0.3, 0.3), True, ""),  # nobody can tell, and elsewhere it helps
+        ((0.5, 0.33, 0.37), False, "It does but for less throughput at fast-uplink, F=2, 100 ms against 300 ms."),
+    ],
+)
+def test_a_fanout_that_collapses_at_all_shuffle_times_is_judged_by_what_arrives(
+    shares: tuple[float, ...], holds: bool, why: str
+) -> None:
+    times = (0.03, 0.1, 0.3)
+    rows = [setting(2, shuffle, share, None) for shuffle, share in zip(times, shares, strict=True)]
+    rows += [setting(4, shuffle, 1.0, 0.1 + shuffle) for shuffle in times]
+    claim = region_verdicts._shuffle(rows)
+    assert claim.holds is holds and claim.why == why
+
+
+@pytest.mark.parametrize(("late", "why"), [(None, "Nobody can tell."), (0.2, "It helps nowhere: no gain")])
+def test_a_shorter_shuffle_time_that_helps_nowhere_does_not_help(late: float | None, why: str) -> None:
+    claim = region_verdicts._shuffle([setting(4, 0.03, 0.3, late), setting(4, 0.3, 0.3, late)])
+    assert not claim.holds and claim.why.startswith(why)
 
 
 @pytest.mark.parametrize(("larger", "holds"), [(0.9, True), (1.0, False)])
@@ -166,6 +192,9 @@ def test_the_view_rule_sets_the_tail_only_if_it_does(paper: float, probed: float
         row.update(in_degree_sd=3.0 if row["reading"] == "aged-views" else uneven, unknown=0.0)
     claim = region_verdicts._views(rows)
     assert claim.holds is holds and bool(claim.why) is not holds
+    assert "nobody's view" not in claim.why, "no reason that the data does not show"
+    rows[-1]["unknown"] = 3.0
+    assert ("nobody's view" in region_verdicts._views(rows).why) is (probed >= 0.15)
 
 
 def test_what_a_slow_proxy_suffers_from_is_said_where_the_data_show_it() -> None:
@@ -173,6 +202,9 @@ def test_what_a_slow_proxy_suffers_from_is_said_where_the_data_show_it() -> None
     rows = [setting(4, 0.03, shares.get(reading, 1.0), 0.1, reading) for reading in READINGS]
     claim = region_verdicts._literal(rows)
     assert not claim.holds and "helps and does not mend it" in claim.why and "probe makes it worse" in claim.why
+    assert claim.why.endswith(UNEXPLAINED) and "because" not in claim.why, "where the bytes go is not measured"
+    rows = [{**row, "goodput": 5e5} if row["reading"] == "own-fanout-no-probe" else row for row in rows]
+    assert "does not help" in region_verdicts._literal(rows).why
 
 
 def test_old_views_come_from_gossip_by_the_rule_of_the_reading() -> None:
@@ -218,9 +250,48 @@ def test_latency_counts_below_saturation_only() -> None:
         for load, share, latency in ((1 / 6, 1.0, 0.1), (0.5, 1.0, 0.2), (11 / 6, 0.6, 2.0))
     ]
     assert region_verdicts._below(loads, "quick").holds
-    assert region_verdicts._overload(loads).holds
     loads[1]["latency"] = 0.35
     assert not region_verdicts._below(loads, "quick").holds
+
+
+@pytest.mark.parametrize(
+    ("four", "eight", "holds", "why"),
+    [
+        ((1.0, 0.6), (0.9, 0.4), True, ""),
+        ((1.0, 0.6), (1.0, 0.6), False, "All fanouts overload it alike."),
+        ((1.0, 1.0), (1.0, 1.02), False, "No fanout does."),
+        ((1.0, 0.6), (1.0, 0.55), True, ""),
+    ],
+)
+def test_some_fanouts_overload_only_if_others_do_less(
+    four: tuple[float, ...], eight: tuple[float, ...], holds: bool, why: str
+) -> None:
+    loads = [
+        {**setting(fanout, 0.03, share, 0.1), "load": load}
+        for fanout, shares in ((4, four), (8, eight))
+        for load, share in zip((7 / 6, 11 / 6), shares, strict=True)
+    ]
+    claim = region_verdicts._overload(loads)
+    assert (claim.holds, claim.why) == (holds, why)
+
+
+def test_an_origin_without_batches_has_no_place_in_the_figures() -> None:
+    rows = [
+        {**setting(4, shuffle, 0.3, None if load > 1 else 0.2), "load": load, "origin": origin}
+        for load, shuffle in ((0.5, 0.03), (1.8, 0.3))
+        for origin in region_load.NAMES
+    ]
+    axes = Figure().subplots()
+    region_verdicts.paint_latency(rows, axes)
+    assert [list(line.get_xdata()) for line in axes.get_lines()[:1]] == [[0.5]]
+    region_verdicts.paint_fanout_latency(rows, Figure().subplots())
+    assert region_verdicts._alike([{**row, "load": 0.5} for row in rows]).holds
+
+
+def test_the_figure_by_shuffle_time_says_what_the_paper_does() -> None:
+    axes = Figure().subplots()
+    region_verdicts.paint_shuffle([setting(4, 0.03, 1.0, 0.1), setting(4, 0.3, 1.0, 0.1)], axes)
+    assert "better in the paper" in [text.get_text() for text in axes.texts]
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,12 @@ from tidings.cli.pipeline import place
 from tidings.core.errors import BadInput
 from tidings.core.rows import data_rows
 from tidings.protocols.catalog import StreamDef
-from tidings.spark import columns
+from tidings.spark import archive, columns
 from tidings.spark.audit import Facts
+from tidings.spark.lake import Lake
 from tidings.spark.options import ReadOptions
 from tidings.spark.pipeline import Busy, Project, read
-from tidings.spark.tables import HEALTH, Taken, _rates, grouped, intake_of, standing, state, verdicts
+from tidings.spark.tables import HEALTH, Taken, _rates, begun, grouped, intake_of, standing, state, verdicts
 
 PLAIN = StreamDef("plain", "r0")
 
@@ -116,6 +117,15 @@ def test_a_violation_is_in_the_audit_and_what_is_not_read_yet_waits() -> None:
     only = with_receipts(intake(range(1, 2)), receipt(1, 2)).slice(2)
     assert standing(Facts(), taken(only)).num_rows == 0, "of a stream that was not read there is nothing to tell"
     assert set(HEALTH.names) > {"events_per_s", "latency_ms_p99", "collected_share"}
+
+
+def test_a_stream_without_events_is_in_health_with_its_region() -> None:
+    schema = intake(range(1, 2)).schema
+    (health,) = standing(Facts("by-key"), taken(begun({"plain": "r1"}, schema))).to_pylist()
+    assert (health["stream"], health["region"], health["gc"], health["end"]) == ("plain", "r1", "by-key", 1)
+    assert (health["events"], health["live"], health["collected"], health["first_at"]) == (0, 0, 0, None)
+    both = pa.concat_tables([intake(range(1, 13)), begun({"plain": "r0"}, schema)])
+    assert standing(Facts(), taken(both)) == standing(Facts(), taken(intake(range(1, 13))))
 
 
 @pytest.mark.parametrize(("seconds", "rate"), [([0.0], 0.0), ([0.0, 1.02], 1 / 1.02), ([0.0, 1.0, 2.0], 1.0)])
@@ -249,10 +259,10 @@ def feed(tmp_path: Path) -> Iterator[Feed]:
         cluster.stop()
 
 
-def process(command: str, folder: Path, url: str) -> subprocess.CompletedProcess[str]:
+def process(command: str, folder: Path, url: str, *more: str) -> subprocess.CompletedProcess[str]:
     """Run it in a process of its own: this one has a session that has no server in it."""
     paths = os.pathsep.join([each for each in sys.path if each])
-    words = ["-m", "tidings.cli.app", "pipeline", command, "--json", "--dir", str(folder), "--url", url]
+    words = ["-m", "tidings.cli.app", "pipeline", command, "--json", "--dir", str(folder), "--url", url, *more]
     return subprocess.run(
         [sys.executable, *words],
         env=os.environ | {"PYTHONPATH": paths},
@@ -325,6 +335,53 @@ def _compare(spark: Any, feed: Feed, folder: Path, result: dict[str, Any], ended
         "intake_r0",
         "intake_r1",
     }
+
+
+def test_the_streams_of_a_cluster_that_was_replaced_are_not_mixed(small: Cluster, tmp_path: Path) -> None:
+    def prepare(cluster: Cluster, events: int, what: bytes) -> str:
+        with cluster.connect() as t:
+            for name in ("empty", "s"):
+                t.create_stream(name, region="r0")
+            for at in range(events):
+                t.publish("s", payload=what + b" %d" % at)
+        return cluster.url
+
+    folder = tmp_path / "p"
+    done = process("run", folder, prepare(small, 20, b"old"))
+    assert done.returncode == 0, done.stderr
+    health = json.loads(done.stdout)["streams"]
+    found = {each["stream"]: (each["region"], each["events"], each["end"]) for each in health}
+    assert found == {"empty": ("r0", 0, 1), "s": ("r0", 20, 21)}
+    other = Cluster(regions=1, replicas=1, dir=tmp_path / "other")
+    try:
+        url = prepare(other, 40, b"new")
+        done = process("run", folder, url)
+        (said,) = done.stderr.splitlines()[-1:]
+        assert done.returncode == 1, done.stdout
+        assert "event 20 of 's' is another one in region r0 than in" in said and "--full-refresh begins anew" in said
+        done = process("run", folder, url, "--full-refresh")
+        assert done.returncode == 0, done.stderr
+        assert {each["stream"]: each["events"] for each in json.loads(done.stdout)["streams"]} == {"empty": 0, "s": 40}
+    finally:
+        other.stop()
+
+
+def test_events_are_recognized_by_the_last_one_that_is_still_there(
+    small: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "NEAR", 2)
+    with small.connect() as t:
+        t.create_stream("s", region="r0", gc="by-key")
+        for key in (b"a", b"b", b"c", *[b"d"] * 30):
+            t.publish("s", key=key, payload=key)
+        source = archive.Source("r0", small.servers, t)
+        source.look()
+        source.hold(Lake(tmp_path), {}, 60.0)
+        _until(lambda: [each.horizon for each in t.streams("s")] == [34])
+        source.look()
+        found = [source.newest("s", end) for end in (100, 33, 1)]  # 4 to 32 are collected
+        assert [each and each["seq"].to_pylist() for each in found] == [[33], [3], None]
+        source.leave()
 
 
 WRONG = """

@@ -70,10 +70,11 @@ def test_sp3_is_judged_and_drawn_from_its_rows(over: Any, tmp_path: Path) -> Non
 
 
 def test_sp4_is_judged_and_drawn_from_its_rows(over: Any, tmp_path: Path) -> None:
+    kept = {4: 0.95, 8: 0.9}  # above the load that both carry
     rows = [
         row
         for point in region_load.load_points("quick")
-        for row in run(point, 1.0 if point["load"] < 1.6 else 0.9, 0.1 + 0.05 * point["load"])
+        for row in run(point, 1.0 if point["load"] < 1.6 else kept[point["fanout"]], 0.1 + 0.05 * point["load"])
     ]
     claims = named(region_verdicts.report_load(over(rows), "quick", tmp_path).claims)
     assert all(claim.holds for claim in claims.values()), claims
@@ -119,3 +120,18 @@ def test_an_outage_and_a_buffer_are_judged_by_their_sql(over: Any, tmp_path: Pat
     ]
     (claim,) = beyond.report_buffer(over(filled), "quick", tmp_path).claims
     assert claim.holds and claim.measured.startswith("0.02 s: 60%, 150 of 300 unfinished")
+
+
+def test_real_processors_are_judged_by_their_sql(over: Any, tmp_path: Path) -> None:
+    def outcome(point: Mapping[str, Any]) -> list[dict[str, Any]]:
+        late = 0.1 + 0.004 * point["seed"] + (0.006 if point["service"] == "measured" else 0.0)
+        return run({"reading": "", "load": 1.0, **point}, 1.0, late)
+
+    rows = [row for point in beyond.service_points("quick") for row in outcome(point)]
+    found = beyond.report_service(over(rows), "quick", tmp_path)
+    (claim,) = found.claims
+    assert claim.holds and claim.measured == (
+        "default 100.0%, 112 ms ± 3 ms, 0 of 600 unfinished; measured 100.0%, 118 ms ± 3 ms, 0 of 600 unfinished: "
+        "+6 ms (300 clients, 2 seeds)"
+    )
+    assert {Path(path).name for path in found.figures["processors"]} == {"ours-service.png", "ours-service.svg"}

@@ -7,15 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from spark.lakes import append, lake_in
+from spark.lakes import NOON, append, lake_in
+from spark.rig import Cluster
+from tidings import sync
 from tidings.client.connection import connect
 from tidings.core.errors import BadInput
+from tidings.core.rows import ArrowRows
 from tidings.protocols.catalog import StreamDef
 from tidings.protocols.receipts import ReceiptSettings, definition
 from tidings.server import plan as plans
 from tidings.server.layout import Layout
 from tidings.server.local import LocalCluster
-from tidings.spark.lake import Commit
+from tidings.spark.archive import IDENTITY, Source
+from tidings.spark.columns import Columns
+from tidings.spark.lake import Commit, Lake, rows_of
 from tidings.spark.restore import restore
 
 PRICES = StreamDef("prices", "r0", "by-key", number=0, attrs="loc string")
@@ -63,6 +68,28 @@ def test_a_new_cluster_begins_with_what_is_in_the_lake(tmp_path: Path) -> None:
                 assert (await t.why("prices", 9)).state == "collected"
 
     asyncio.run(main())
+
+
+def test_a_restored_cluster_is_recognized_as_the_one_that_was_archived(tmp_path: Path) -> None:
+    lake = lake_in(tmp_path)
+    append(lake, PLAIN, range(1, 5), published_at=[NOON + 1_234_567 * seq for seq in range(1, 5)])
+    files = layout(tmp_path)
+    restore(lake.root, files)
+    cluster = Cluster(dir=files.root, durability="durable")
+    try:
+        with sync.connect(cluster.local.url("r1")) as t:
+            source = Source("r1", "", t)
+            source.look()
+            source.hold(Lake(tmp_path / "p"), {}, 60.0)
+            found = source.newest("plain", 100)
+            source.leave()
+    finally:
+        cluster.stop()
+    (table,) = lake.read("plain", 4, 5, lake.snapshot())
+    rows = rows_of(table)
+    assert isinstance(rows, ArrowRows)
+    assert found == Columns(IDENTITY, archive=True, json=True).batch("plain", rows)
+    assert found["published_at"].cast("int64").to_pylist() == [NOON + 4 * 1_234_567]
 
 
 def test_a_directory_with_a_cluster_in_it_is_not_written_over(tmp_path: Path) -> None:

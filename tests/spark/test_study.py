@@ -13,6 +13,7 @@ from tidings.lab import ledger, study
 from tidings.lab.claims import Claim, Findings
 from tidings.lab.ledger import Ledger
 from tidings.lab.study import Sql, Study
+from tidings.spark import sweep
 from tidings.spark.sweep import PointsFailed, SweepFailed
 
 
@@ -124,3 +125,45 @@ def test_a_point_that_fails_costs_no_other_study_its_verdict(spark: Any, tmp_pat
         study.run([bad, good], "quick", tmp_path, "local[2]")
     assert judged == ["2 21 1"]
     assert Ledger(tmp_path / "results" / "bad").table().num_rows == 2
+
+
+def test_points_at_which_spark_gave_up_come_last_until_they_have_ended(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Study("small", lambda scale: [{"x": x} for x in (1, 2, 3)], measure, report)
+    taken: list[list[int]] = []
+    stops = [1, 3]
+
+    def results(session: Any, task: Any, jobs: list[Any], version: Any) -> Iterator[list[dict[str, Any]]]:
+        taken.append([job["point"]["x"] for job in jobs])
+        if stops:
+            stop = stops.pop(0)
+            raise SweepFailed("Spark gave up", [job for job in jobs if job["point"]["x"] == stop])
+        yield [task(job) for job in jobs]
+
+    monkeypatch.setattr(sweep, "results", results)
+    for _ in (1, 2):
+        with pytest.raises(SweepFailed, match="gave up"):
+            study.run([small], "quick", tmp_path, "local[2]")
+    study.run([small], "quick", tmp_path, "local[2]")
+    assert taken == [[1, 2, 3], [2, 3, 1], [2, 1, 3]]
+    assert not (tmp_path / study.SUSPECTS).exists()
+
+
+def test_rows_do_not_wait_in_memory_for_the_next_point(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Ledger(tmp_path / "results" / "small")
+    on_disk: list[int] = []
+
+    def results(session: Any, task: Any, jobs: list[Any], version: Any) -> Iterator[list[dict[str, Any]]]:
+        yield [task(jobs[0])]
+        on_disk.append(kept.table().num_rows)
+        monkeypatch.setattr(ledger, "FLUSH", 0.0)  # so much time has passed, and nothing has come
+        yield []
+        on_disk.append(kept.table().num_rows)
+        yield [task(jobs[1])]
+
+    monkeypatch.setattr(sweep, "results", results)
+    study.run([Study("small", lambda scale: [{"x": 1}, {"x": 2}], measure, report)], "quick", tmp_path, "local[2]")
+    assert on_disk == [0, 2]

@@ -6,7 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import pytest
 from tidings.core.errors import BadInput, TidingsError
 from tidings.lab import campaign, fleet
 from tidings.sim.run import simulate
-from tidings.spark import session
-from tidings.spark.session import NoSpark, _refuse_silent, _refuse_strange, _said, require_java
+from tidings.spark import session, sweep
+from tidings.spark.session import NoSpark, _refuse_silent, _refuse_strange, require_java, said_of
 from tidings.spark.sweep import PointsFailed, SweepFailed, results
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,12 @@ def square(point: Mapping[str, Any]) -> dict[str, Any]:
     return {"x": point["x"], "square": point["x"] ** 2}
 
 
+def whole(some: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [each for few in some for each in few]
+
+
 def test_every_point_gives_its_result_once(spark: Any) -> None:
-    found = [each for some in results(spark, square, [{"x": x} for x in range(10)]) for each in some]
+    found = whole(results(spark, square, [{"x": x} for x in range(10)]))
     assert sorted(each["x"] for each in found) == list(range(10))
     assert all(each["square"] == each["x"] ** 2 for each in found)
     assert list(results(spark, square, [])) == []
@@ -47,6 +52,48 @@ def test_a_point_that_raises_is_named_and_spares_the_others(spark: Any) -> None:
     assert sorted(each["x"] for each in found) == [12, 14]
 
 
+def deadly(point: Mapping[str, Any]) -> dict[str, Any]:
+    if point["x"] == 3:
+        os._exit(9)
+    return square(point)
+
+
+def test_a_point_that_kills_its_worker_is_named_and_spares_the_others(spark: Any) -> None:
+    found: list[dict[str, Any]] = []
+
+    def gather() -> None:
+        for some in results(spark, deadly, [{"x": x} for x in range(3, 10)]):
+            found.extend(some)
+
+    with pytest.raises(PointsFailed, match=r"1 of 7 points failed.*\{'x': 3\}: its worker died, and again.*alone"):
+        gather()
+    assert sorted(each["x"] for each in found) == list(range(4, 10)), "each once, in the same run"
+
+
+def moribund(point: Mapping[str, Any]) -> dict[str, Any]:
+    os._exit(9)
+
+
+def test_workers_that_all_die_are_not_the_points_fault(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "DEATHS", 2)
+    with pytest.raises(
+        SweepFailed, match=r"Spark gave up \(.*exited unexpectedly.*; 0 of 9 points had ended"
+    ) as raised:
+        list(results(spark, moribund, [{"x": x} for x in range(9)]))
+    under_way = raised.value.under_way
+    assert len(under_way) == 3 and all(str(each) in str(raised.value) for each in under_way)
+
+
+def test_whoever_keeps_results_is_called_while_a_point_runs(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "POLL", 0.1)
+    assert list(results(spark, slow, [{"x": 1}])).count([]) > 2
+
+
+def slow(point: Mapping[str, Any]) -> dict[str, Any]:
+    time.sleep(1.0)
+    return square(point)
+
+
 def process() -> str:
     return str(os.getpid())
 
@@ -55,7 +102,7 @@ def test_a_worker_with_other_code_is_refused_and_both_hashes_are_named(spark: An
     with pytest.raises(SweepFailed, match=rf"\(hash \d+\) than this command \({os.getpid()}\).*same version") as raised:
         list(results(spark, square, [{"x": 1}], process))
     assert "\n" not in str(raised.value)
-    ((same,),) = results(spark, square, [{"x": 2}], lambda: "the same everywhere")
+    (same,) = whole(results(spark, square, [{"x": 2}], lambda: "the same everywhere"))
     assert same["square"] == 4
 
 
@@ -72,7 +119,7 @@ def task(point):
 
 try:
     with spark("local[1]") as session:
-        for some in results(session, task, [{"x": 0}, {"x": 0.01}, {"x": 1}]):
+        for some in filter(None, results(session, task, [{"x": 0}, {"x": 0.01}, {"x": 1}])):
             os.kill(session.sparkContext._gateway.proc.pid, signal.SIGKILL)
 except SweepFailed as error:
     print(error)
@@ -81,7 +128,7 @@ except SweepFailed as error:
 
 def test_a_spark_that_dies_leaves_what_has_ended_and_says_so() -> None:
     run = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, timeout=120, check=True)
-    assert "1 of 3 points had ended and are kept, 1 had failed" in run.stdout
+    assert "1 of 3 points had ended and are kept, 1 had failed, under way were {'x': 1}. The same" in run.stdout
 
 
 STOPPED = """
@@ -95,7 +142,7 @@ def task(point):
 
 try:
     with spark("local[2]") as session:
-        for some in results(session, task, [{"x": 0}, {"x": 1}]):
+        for some in filter(None, results(session, task, [{"x": 0}, {"x": 1}])):
             os.kill(os.getpid(), signal.SIGINT)
 except KeyboardInterrupt:
     print("logs", session._jvm.org.apache.logging.log4j.LogManager.getRootLogger().getLevel().toString())
@@ -119,7 +166,7 @@ def hash_of(point: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_a_simulation_inside_a_task_has_the_trace_hash_that_it_has_outside(spark: Any) -> None:
     point = {"scenario": str(Path(__file__).parents[2] / "scenarios/sprinkler-smoke.toml"), "seed": 7}
-    ((inside,),) = results(spark, hash_of, [point])
+    (inside,) = whole(results(spark, hash_of, [point]))
     assert inside == hash_of(point)
     assert len(inside["trace_hash"]) == 32
 
@@ -132,6 +179,21 @@ def test_a_campaign_on_spark_finds_what_it_finds_here_and_goes_on_where_it_stopp
     again = fleet.run("sprinkler", range(1, 2), master="local[2]", folder=tmp_path)
     assert again["already_in_ledger"] == 1
     assert fleet.totals(tmp_path)["seeds"] == 1
+
+
+def dies(point: Mapping[str, Any]) -> dict[str, Any]:
+    if point["seed"] == 1:
+        os._exit(9)
+    return fleet.killed(point["seed"], "no") | {"violations": []}
+
+
+def test_a_seed_that_kills_its_worker_is_in_the_ledger_as_violated(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "_task", dies)
+    result = fleet.run("sprinkler", range(3), master="local[2]", folder=tmp_path)
+    ((seed, invariant),) = [(each["seed"], each["invariant"]) for each in result["violations"]]
+    assert (seed, invariant) == (1, "process") and fleet.totals(tmp_path)["seeds"] == 3
 
 
 def test_a_campaign_refuses_workers_with_other_code(
@@ -208,5 +270,5 @@ def test_a_master_that_nobody_answers_at_is_refused_in_a_line() -> None:
 
 def test_of_a_java_error_only_the_reason_is_told() -> None:
     frames = "An error occurred while calling None.x.\n: java.lang.X: no such thing\n\tat a.b(C.scala:1)\n\tat c.d(E:2)"
-    assert _said(Exception(frames)) == "java.lang.X: no such thing"
-    assert _said(Exception("plain\nwith frames")) == "plain"
+    assert said_of(Exception(frames)) == "java.lang.X: no such thing"
+    assert said_of(Exception("plain\nwith frames")) == "plain"

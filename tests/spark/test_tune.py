@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tidings.core.errors import BadInput
-from tidings.lab import tune
+from tidings.lab import region_load, tune
 from tidings.server import plan
 
 
@@ -56,12 +56,29 @@ def fabric(monkeypatch: pytest.MonkeyPatch) -> Callable[[Measured], None]:
             for point in [{**base, **choice} for choice in choices]:
                 share, finished, latency = measured(point)
                 said = {"share": share, "finished": finished, "latency": latency, "unfinished": int(finished < 1)}
-                rows.append({**point, **said, "uplink": 1e6 * point["fanout"]})
+                plan = region_load.scenario(1, rate=point["rate"], seconds=1.0)
+                offered = point["regions"] * plan.publishers[-1].rate
+                rows.append({**point, **said, "uplink": 1e6 * point["fanout"], "offered": offered})
             return sorted(rows, key=lambda row: (-row["share"], -row["finished"], row["latency"] or 9))
 
         monkeypatch.setattr(tune, "_settings", settings)
 
     return behave
+
+
+@pytest.mark.parametrize(
+    ("rate", "simulated", "told"), [(290.0, 200.0, True), (999.0, 1000.0, False), (864_000.0, 864_000.0, False)]
+)
+def test_the_load_that_was_simulated_is_told_where_it_is_another(
+    fabric: Any, tmp_path: Path, rate: float, simulated: float, told: bool
+) -> None:
+    fabric(lambda point: (1.0, 1.0, 0.1))
+    found = tune.run(3, 5, rate, tmp_path)
+    assert found["simulated_rate"] == pytest.approx(simulated)
+    assert [note for note in found["notes"] if "simulated with 200 events/s per region, not 290" in note] == (
+        found["notes"] if told else []
+    )
+    assert ("not 290" in found["toml"]) is told
 
 
 def test_what_fails_at_the_true_size_is_not_recommended(fabric: Any, tmp_path: Path) -> None:

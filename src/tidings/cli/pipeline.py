@@ -66,7 +66,7 @@ def run(
 def dry_run(
     directory: Dir = None, url: Url = None, token: Token = None, master: Master = MASTER, as_json: Json = False
 ) -> None:
-    """Check the project and its tables against the cluster, and read nothing."""
+    """Check the project and its tables against the cluster, and take nothing in."""
     result = _run(directory, url, token, 3600.0, master, dry=True)
     emit(result, as_json, lambda: print(f"{result['dir']}: the pipeline is sound"))
 

@@ -10,8 +10,11 @@ import datetime
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ from tidings.lab.ledger import Ledger, code, commit
 from tidings.sim.run import Progress
 
 FOLDER = Path("build/ledger")
+POLL = 1.0  # seconds between looks at whether something is to be written down
+AHEAD = 2  # seeds handed out for each process, so that none waits
 SIMULATED = ("seeds", "campaign", "desk", "keeper", "ledger"), ("client",)
 """Besides the simulator, what decides the outcome of a seed: modules of the lab, and rooms."""
 REAL = (
@@ -62,6 +67,7 @@ def run(
     folder: Path = FOLDER,
 ) -> dict[str, Any]:
     """Run a campaign and keep its outcomes; the JSON of `tidings check`."""
+    code_of(target), commit()  # what this process has imported, whatever is edited while seeds run
     ledger = Ledger(folder, SCHEMA)
     found: list[Mapping[str, Any]] = []
     if master is not None:
@@ -71,7 +77,7 @@ def run(
         for come in _outcomes(target, seeds, {each["seed"] for each in found}, jobs, master):
             found += come
             ledger.add(row(target, outcome) for outcome in come)
-            if progress is not None:
+            if come and progress is not None:
                 progress(len(found), len(seeds), f"{sum(bool(each['violations']) for each in found)} seeds violated")
     finally:
         ledger.flush()
@@ -83,16 +89,52 @@ def run(
 def _outcomes(
     target: str, seeds: range, done: set[int], jobs: int, master: str | None
 ) -> Iterator[list[dict[str, Any]]]:
-    """Outcomes a few at a time, as seeds end."""
+    """Outcomes a few at a time, as seeds end; now and then none, so that those that came are written down."""
     if master is not None:
         yield from _on_spark(master, target, [seed for seed in seeds if seed not in done])
     elif jobs == 1 or target == "cluster":  # a cluster has processes of its own
         for seed in seeds:
             yield [attempt(target, seed)]
     else:
-        with get_context("spawn").Pool(jobs) as pool:
-            for outcome in pool.imap_unordered(partial(attempt, target), seeds):
-                yield [outcome]
+        yield from _in_processes(target, seeds, jobs)
+
+
+def _in_processes(target: str, seeds: Sequence[int], jobs: int) -> Iterator[list[dict[str, Any]]]:
+    """A process that dies takes its pool with it. Those that may have been under way are run again, each in a process
+    of its own: one that dies there is at fault, and the others go on."""
+    left = dict.fromkeys(seeds)
+    while left:
+        try:
+            for come in _pool(target, list(left), jobs):
+                for outcome in come:
+                    del left[outcome["seed"]]
+                yield come
+        except BrokenProcessPool:
+            for seed in list(left)[: AHEAD * jobs]:
+                try:
+                    for come in _pool(target, [seed], 1):
+                        yield come
+                except BrokenProcessPool as error:
+                    yield [killed(seed, str(error))]
+                del left[seed]
+
+
+def _pool(target: str, seeds: Sequence[int], jobs: int) -> Iterator[list[dict[str, Any]]]:
+    """Raises `BrokenProcessPool` when a process has died; of those without an outcome the first were handed out."""
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"))
+    queue, pending = iter(seeds), set[Future[dict[str, Any]]]()
+    try:
+        while True:
+            pending |= {pool.submit(attempt, target, seed) for seed in islice(queue, AHEAD * jobs - len(pending))}
+            if not pending:
+                return
+            ended, pending = wait(pending, POLL, FIRST_COMPLETED)
+            broken = [each for each in ended if isinstance(each.exception(), BrokenProcessPool)]
+            yield [each.result() for each in ended if each not in broken]
+            if broken:
+                raise BrokenProcessPool("it ended without a word")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _on_spark(master: str, target: str, seeds: list[int]) -> Iterator[list[dict[str, Any]]]:
@@ -102,11 +144,28 @@ def _on_spark(master: str, target: str, seeds: list[int]) -> Iterator[list[dict[
     if seeds:
         with spark(master, "tidings check") as session:
             points = [{"target": target, "seed": seed} for seed in seeds]
-            yield from results(session, _task, points, partial(code_of, target))
+            yield from results(session, _task, points, partial(code_of, target), _died)
 
 
 def _task(point: Mapping[str, Any]) -> dict[str, Any]:
     return attempt(point["target"], point["seed"])
+
+
+def _died(point: Mapping[str, Any], said: str) -> dict[str, Any]:
+    return killed(point["seed"], said)
+
+
+def killed(seed: int, said: str) -> dict[str, Any]:
+    """The outcome of a seed that has killed the process that ran it."""
+    return _broken(seed, "process", f"the process that ran this seed died, and again when it ran alone: {said}", 0.0)
+
+
+def _broken(seed: int, invariant: str, detail: str, seconds: float) -> dict[str, Any]:
+    return {
+        **{"seed": seed, "violations": [(invariant, detail)], "faults": {}, "reports": {}, "story": []},
+        **dict.fromkeys(("sim_seconds", "events", "receipts", "clients", "regions"), 0),  # it has proved nothing
+        "wall_seconds": seconds,
+    }
 
 
 def attempt(target: str, seed: int) -> dict[str, Any]:
@@ -117,11 +176,8 @@ def attempt(target: str, seed: int) -> dict[str, Any]:
     try:
         return run_seed(seed)
     except Exception as problem:
-        return {
-            **{"seed": seed, "violations": [("exception", f"{problem!r}\n{traceback.format_exc()}")]},
-            **{"faults": {}, "reports": {}, "story": [], "wall_seconds": time.perf_counter() - began},
-            **dict.fromkeys(("sim_seconds", "events", "receipts", "clients", "regions"), 0),  # it has proved nothing
-        }
+        seconds = time.perf_counter() - began
+        return _broken(seed, "exception", f"{problem!r}\n{traceback.format_exc()}", seconds)
 
 
 def code_of(target: str) -> str:

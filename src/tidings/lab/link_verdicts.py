@@ -541,15 +541,18 @@ def paint_latency(seen: Observed, axes: Axes) -> None:
     longer = before + extra_path() * 1000
     figures.expect(axes, (time.cut + SHORTLY * time.period, time.repair), longer, f"expected for {A}")
     figures.expect(axes, (time.repair, time.end), before)
-    level = PAPER_LEVEL * 1000  # the paper's own number, apart from what its claims let us expect of ours
-    axes.plot(
-        (0.0, time.cut), (level, level), ":", color=figures.PURPLE, linewidth=2, label=f"{_ms(PAPER_LEVEL)} (paper)"
-    )
+    paint_paper_level(axes, time.cut)
     note = partial(figures.note, axes)
     note(f"{B} must find\nanother way", (time.cut - 2, 700), (time.cut + BIN / 2, 700), "right")
     note(f"all wait for\n{VICTIM}'s new head", (time.repair + 2, 700), (time.kill + 1, 700))
     latency_axis(axes)
     axes.set_title("Latency of two origins while a link fails (SP6)")
+
+
+def paint_paper_level(axes: Axes, until: float) -> None:
+    """The paper's own number before the cut, apart from what its claims let us expect of ours."""
+    level = PAPER_LEVEL * 1000
+    axes.plot((0.0, until), (level, level), ":", color=figures.PURPLE, linewidth=2, label=f"{_ms(PAPER_LEVEL)} (paper)")
 
 
 def latency_axis(axes: Axes) -> None:

@@ -492,6 +492,7 @@ def paint_latency(real: Observed, simulated: Observed, axes: Axes) -> None:
     settled = timeline.cut + link_verdicts.SHORTLY * timeline.period
     figures.expect(axes, (settled, timeline.repair), longer, f"expected for {A}")
     figures.expect(axes, (timeline.repair, timeline.end - DRAIN), before)
+    link_verdicts.paint_paper_level(axes, timeline.cut)
     link_verdicts.latency_axis(axes)
     axes.set_title("Latency of two origins while a link fails, real and simulated (SP6)")
 

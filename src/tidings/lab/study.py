@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from tidings.sim.run import Progress
 
+SUSPECTS = "suspects.json"  # beside the results: the points at which Spark has given up
+
 Point: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]
 Sql: TypeAlias = Callable[[str], list[Row]]
@@ -83,7 +85,7 @@ def _run(
     studies: Sequence[Study], scale: str, out: Path, master: str, progress: Progress | None
 ) -> dict[str, Findings]:
     from tidings.spark.session import spark
-    from tidings.spark.sweep import PointsFailed, results
+    from tidings.spark.sweep import PointsFailed, SweepFailed, results
 
     under_way = {study.name: _UnderWay(study, scale, out) for study in studies}
     total = sum(len(each.grid) for each in under_way.values())
@@ -91,7 +93,9 @@ def _run(
     def keep(come: Sequence[Mapping[str, Any]]) -> None:
         for found in come:
             under_way[found["study"]].keep(found)
-        if progress is not None:
+        for each in under_way.values():
+            each.ledger.add(())  # what came before must not wait in memory for a point that takes hours
+        if come and progress is not None:
             done = sum(len(each.ended) for each in under_way.values())
             progress(done, total, f"{done} of {total} points")
 
@@ -101,13 +105,18 @@ def _run(
                 keep([_measured(each, job)])
                 each.ledger.flush()
     shared = [each for each in under_way.values() if not each.study.alone]
+    jobs = _suspects_last([job for each in shared for job in each.jobs()], out)
     failed: PointsFailed | None = None
     with spark(master, "tidings lab") as session:
         try:
-            for come in results(session, _attempt, [job for each in shared for job in each.jobs()], _version(shared)):
+            for come in results(session, _attempt, jobs, _version(shared)):
                 keep(come)
+            (out / SUSPECTS).unlink(missing_ok=True)
         except PointsFailed as error:
             failed = error  # those who have all of their points are judged first
+        except SweepFailed as error:
+            _suspect(error.under_way, out)
+            raise
         finally:
             for each in under_way.values():
                 each.ledger.flush()
@@ -121,12 +130,31 @@ def _run(
     return found
 
 
+def _suspects_last(jobs: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
+    """Points at which Spark has given up before come after all others, which would else never have their turn."""
+    known = _suspects(out)
+    return sorted(jobs, key=lambda job: [job["study"], job["key"]] in known)
+
+
+def _suspects(out: Path) -> list[list[str]]:
+    """By study and key."""
+    path = out / SUSPECTS
+    found: list[list[str]] = json.loads(path.read_text()) if path.exists() else []
+    return found
+
+
+def _suspect(jobs: Iterable[Mapping[str, Any]], out: Path) -> None:
+    """Remember for the next run at which points this one has stopped, and those before it."""
+    new = [[job["study"], job["key"]] for job in jobs]
+    (out / SUSPECTS).write_text(json.dumps([*_suspects(out), *new]))
+
+
 class _UnderWay:
     """A study that runs: its grid, which of its points have ended, and the ledger that has their rows."""
 
     def __init__(self, study: Study, scale: str, out: Path) -> None:
         self.study = study
-        self.code = study.code
+        self.code, self.commit = study.code, commit()
         self.began = datetime.datetime.now(datetime.UTC)
         self.grid = {_key(point): point for point in study.points(scale)}
         self.ledger = Ledger(out / "results" / study.name)
@@ -144,7 +172,7 @@ class _UnderWay:
     def keep(self, found: Mapping[str, Any]) -> None:
         """The rows of one point, with where they come from."""
         origin = {
-            **{"key": found["key"], "code": self.code, "commit": commit()},
+            **{"key": found["key"], "code": self.code, "commit": self.commit},
             **{"ran_at": self.began, "cpu_seconds": found["cpu_seconds"]},
         }
         self.ledger.add({**origin, **found["point"], **row} for row in found["rows"])

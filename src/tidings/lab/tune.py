@@ -38,6 +38,7 @@ ASSUMED = {"client_gbit_s": 1, "proxy_gbit_s": 10}
 FASTEST = ASSUMED["proxy_gbit_s"] * 1e9 / 8 / region_load.EVENT_BYTES  # events per second that a proxy's link brings in
 REGIONS, CLIENTS = ALTOGETHER // MOST, 100 * CONFIRMED  # ours: of more, what is simulated says nothing
 ENOUGH = 0.98  # of the load; ours, because what is measured of half a second differs by a hundredth
+NEAR = 0.02  # of the load: one that differs by less from what was asked for is the same; ours
 CLEARLY = 0.95  # of the latency of what is there; ours, because seeds differ by less than the rest
 FANOUTS = (2, 3, 4, 5, 6)
 SHUFFLES = (0.03, 0.1, 0.3)
@@ -74,12 +75,14 @@ def run(
         confirmed = _settings("tune-confirm", {**base, "clients": size}, candidates, out, master, progress)
         best = _better(DEFAULT, confirmed)
     chosen = next(row for row in [*confirmed, *seen[::-1]] if _setting(row) == best)
-    notes = _notes(clients, rate, chosen)
+    simulated = chosen["offered"] / regions
+    notes = _notes(clients, rate, simulated, chosen)
     settings = _protocol(best, rate)
     return {
         "regions": regions,
         "clients": clients,
         "rate": rate,
+        "simulated_rate": simulated,
         "simulated_clients": base["clients"],
         "confirmed_clients": size,
         "assumed": ASSUMED,
@@ -115,9 +118,14 @@ def _refuse_absurd(regions: int, clients: int, rate: float) -> None:
         )
 
 
-def _notes(clients: int, rate: float, chosen: Row) -> list[str]:
+def _notes(clients: int, rate: float, simulated: float, chosen: Row) -> list[str]:
     """What whoever takes the recommendation has to know."""
     notes = [f"simulated with {chosen['clients']} clients per region, of {clients}"] * (chosen["clients"] < clients)
+    if abs(simulated - rate) > NEAR * rate:
+        notes.append(
+            f"simulated with {simulated:,.0f} events/s per region, not {rate:,.0f}: a batch is as many whole events as "
+            f"come in {1000 * region_load.WINDOW:g} ms"
+        )
     if chosen["share"] < ENOUGH:
         notes.append(
             f"no setting tried carries {rate:,.0f} events/s per region to {chosen['clients']} clients: the most is "

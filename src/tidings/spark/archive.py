@@ -49,7 +49,7 @@ from tidings.core.filters import parse_attributes
 from tidings.core.ids import FIRST, RegionId, StreamId, is_internal
 from tidings.core.rows import ArrowRows, Rows
 from tidings.protocols.catalog import StreamDef
-from tidings.spark.columns import COVERAGE, attributes_of
+from tidings.spark.columns import COVERAGE, FIXED, HASH, KEPT, Columns, attributes_of
 from tidings.spark.lake import Commit, Cover, File, Lake, Snapshot, clipped, covers_of, hashed, rows_of, schema_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,16 @@ TRIES = 3  # failures without a commit between them; ours: a worker that did not
 SETTLING = 5.0  # seconds that a stream may end before the lake does; ours: who answers may be behind for a moment
 LOOK = 1.0  # seconds between looks at what the queries do
 TIMEOUT = 30.0  # seconds for an answer of the cluster
+NEAR = 1024  # numbers that are looked through first for an event that is still there; ours
 BRIEF = 1.0  # seconds for one of a region that has not answered before
+
+IDENTITY = pa.schema(
+    [
+        *[(name, FIXED[name]) for name in ("stream", "seq", "publisher", "pub_seq", "published_at")],
+        *[("_session", KEPT["_session"]), (HASH, pa.int64())],
+    ]
+)
+"""What tells an event from any other that could have its number: who published it, when, and what it says."""
 
 WRITTEN = "what string, it string"
 """What tasks tell the driver: a file or a range, as JSON."""
@@ -154,6 +163,22 @@ class Source:
                 return None
             except AsofGone:
                 continue
+        return None
+
+    def newest(self, stream: StreamId, end: int) -> pa.RecordBatch | None:
+        """The identity of the last event below ``end`` that is still there, as of its lease; None if none is."""
+        hi, size = min(end, self.heard.get(stream, FIRST)), NEAR
+        while hi > FIRST:
+            lo = max(FIRST, hi - size)
+            found: pa.RecordBatch | None = None
+            with self.connection.read(stream, lo, hi, asof=self.leases[stream].asof) as reading:
+                while spans := reading.take(TIMEOUT):
+                    for rows in [each.span.rows for each in spans if each.count]:
+                        assert isinstance(rows, ArrowRows)
+                        found = Columns(IDENTITY, archive=True, json=True).batch(stream, rows)
+            if found is not None:
+                return found.slice(found.num_rows - 1)
+            hi, size = lo, 2 * size
         return None
 
     def hold(self, lake: Lake, ends: Mapping[StreamId, int], seconds: float) -> None:

@@ -15,6 +15,9 @@ memory has forgotten the tables when the next run finds their directories. One r
 A run holds leases on all streams from before it asks for anything, and leaves them for the next. So rows are read as of
 no later than where the run ends: of no key the last event is missing because one that the run does not read has
 collected it. And what is collected between two runs is still there for the second, for as long as a lease lasts.
+
+Before anything is taken in, the last event of what was taken in that the cluster still has is compared with the tables,
+for each stream: a cluster that was replaced has another one at that number.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -69,6 +72,10 @@ OVER = ("COMPLETED", "FAILED", "SKIPPED", "EXCLUDED", "IDLE", "STOPPED")
 
 class PipelineFailed(TidingsError):
     """A run has failed. What its flows had committed stays, and the next run goes on from there."""
+
+
+class Replaced(TidingsError):
+    """The tables are of another cluster."""
 
 
 class Busy(TidingsError):
@@ -144,6 +151,8 @@ def run(
         session = stack.enter_context(spark(master, "tidings pipeline", project.conf()))
         session.sparkContext.setLogLevel("OFF")
         _quiet_derby(session)
+        if not full_refresh:
+            _recognize(session, project, sources)
         with _connected(session) as remote:
             held = {name: lease.asof for source in sources for name, lease in source.leases.items()}
             for name, value in {**settings, HELD: json.dumps(held)}.items():
@@ -179,6 +188,34 @@ def _held(project: Project, settings: Mapping[str, str]) -> Iterator[list[Source
         finally:
             for source in sources:
                 source.leave()
+
+
+def _recognize(session: SparkSession, project: Project, sources: Sequence[Source]) -> None:
+    """Raise `Replaced` unless the last event that a region still has of what was taken in is the one in the tables."""
+    from tidings.spark.archive import IDENTITY
+    from tidings.spark.tables import intake_of, is_event
+
+    for source in sources:
+        name = intake_of(source.region)
+        if not session.catalog.tableExists(name):
+            continue
+        table = session.table(name)
+        covered = table.where(f"NOT ({is_event()})").groupBy("stream").agg({"before": "max"}).collect()
+        ends = {stream: end for stream, end in covered if stream in source.streams}
+        batches = [source.newest(stream, end) for stream, end in sorted(ends.items())]
+        here = [event for batch in batches if batch is not None for event in batch.to_pylist()]
+        if not here:
+            continue
+        wanted = session.createDataFrame([(each["stream"], each["seq"]) for each in here], "stream string, seq bigint")
+        events = table.where(is_event()).join(wanted, ["stream", "seq"]).select(*IDENTITY.names)
+        held = {each["stream"]: each for each in events.toArrow().to_pylist()}
+        for each in here:
+            if held.get(each["stream"]) != each:
+                raise Replaced(
+                    f"event {each['seq']} of {each['stream']!r} is another one in region {source.region} than in "
+                    f"{project.warehouse}: these are the tables of another cluster; --full-refresh begins anew, "
+                    "with what there is"
+                )
 
 
 def _needed() -> None:

@@ -81,7 +81,7 @@ def spark(
     try:
         session = builder.getOrCreate()
     except (PySparkException, Py4JError) as error:
-        raise BadInput(f"no Spark session at master {master!r}: {_said(error)}") from error
+        raise BadInput(f"no Spark session at master {master!r}: {said_of(error)}") from error
     session.sparkContext.setLogLevel("ERROR")
     try:
         yield session
@@ -121,7 +121,7 @@ def _refuse_silent(master: str) -> None:
     )
 
 
-def _said(error: Exception) -> str:
+def said_of(error: BaseException) -> str:
     """What went wrong in Java, without the frames."""
     lines = str(error).splitlines()
     return next(

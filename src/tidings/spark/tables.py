@@ -199,8 +199,16 @@ def standing(known: Facts, taken: Taken) -> pa.Table:
     said |= {"subscribers": pc.count_distinct(told["subscriber"]).as_py(), "receipts": told.num_rows}
     said |= {"waiting": int((reach > taken.end).sum())}
     said |= {f"latency_ms_{name}": value for name, value in percentiles(waits).items()}
-    said |= {"region": events["region"][0].as_py() if events.num_rows else None} | _rates(events["published_at"])
+    regions = [*events["region"][:1].to_pylist(), *taken.ranges["region"].drop_null()[:1].to_pylist(), None]
+    said |= {"region": regions[0]} | _rates(events["published_at"])
     return pa.Table.from_pylist([said], schema=HEALTH)
+
+
+def begun(owners: Mapping[StreamId, RegionId], schema: pa.Schema) -> pa.Table:
+    """That [1, 1) of every stream is covered: of one without events the intake says nothing at all."""
+    said = {"seq": FIRST, "before": FIRST, "_tick": FIRST, "kind": COVERAGE}
+    rows = [said | {ABOUT: name, "stream": name, "region": region} for name, region in sorted(owners.items())]
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 def _rates(times: pa.ChunkedArray) -> dict[str, Any]:
@@ -248,7 +256,8 @@ def define(spark: SparkSession) -> None:
     for region, place in places.items():
         _define_intake(spark, region, place, chosen)
     facts = {name: each for place in places.values() for name, each in place.streams.items() if not is_internal(name)}
-    _define_views(spark, [intake_of(region) for region in places], facts)
+    owners = {name: region for region, place in places.items() for name in place.streams if name in facts}
+    _define_views(spark, [intake_of(region) for region in places], facts, owners)
 
 
 def _define_intake(spark: SparkSession, region: RegionId, place: Place, chosen: Mapping[str, str]) -> None:
@@ -271,10 +280,16 @@ def _define_intake(spark: SparkSession, region: RegionId, place: Place, chosen: 
         return spark.readStream.format("tidings").options(**options).load()
 
 
-def _define_views(spark: SparkSession, intakes: Sequence[str], facts: Mapping[StreamId, Facts]) -> None:
+def _define_views(
+    spark: SparkSession,
+    intakes: Sequence[str],
+    facts: Mapping[StreamId, Facts],
+    owners: Mapping[StreamId, RegionId],
+) -> None:
     from pyspark import pipelines as dp
     from pyspark.sql.pandas.types import from_arrow_schema as from_arrow
-    from pyspark.sql.types import StructType
+    from pyspark.sql.pandas.types import to_arrow_schema as to_arrow
+    from pyspark.sql.types import LongType, StructField, StructType
 
     from tidings.spark.source import fields
 
@@ -283,12 +298,25 @@ def _define_views(spark: SparkSession, intakes: Sequence[str], facts: Mapping[St
     def intake() -> DataFrame:
         return functools.reduce(lambda a, b: a.union(b), [spark.read.table(name) for name in intakes])
 
-    def by_stream(work: Work, columns: pa.Schema) -> DataFrame:
+    def all_begun() -> DataFrame:
+        said = begun(owners, to_arrow(taken_schema, timezone="UTC"))
+
+        def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                yield from said.take(batch["id"]).to_batches()
+
+        numbers: Any = spark.range(0, len(owners), 1, 1)
+        numbers._cached_schema = StructType([StructField("id", LongType())])  # as below
+        rows: DataFrame = numbers.mapInArrow(make, taken_schema)
+        return rows
+
+    def by_stream(work: Work, columns: pa.Schema, besides: DataFrame | None = None) -> DataFrame:
         def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for taken in grouped(batches):
                 yield from work(facts.get(taken.stream, UNKNOWN), taken).to_batches()
 
         rows: Any = intake().selectExpr(f"{about()} AS {ABOUT}", *INTAKE)
+        rows = rows if besides is None else rows.union(besides)
         rows = rows.where(f"{ABOUT} IS NOT NULL").repartition(ABOUT).sortWithinPartitions(ABOUT)
         rows._cached_schema = taken_schema  # or it would ask for it, and nothing may be asked in a definition
         found: DataFrame = rows.mapInArrow(judge, from_arrow(columns))
@@ -296,7 +324,7 @@ def _define_views(spark: SparkSession, intakes: Sequence[str], facts: Mapping[St
 
     @dp.materialized_view(comment="Every event once, the collected ones too; attrs is a JSON object.")
     def events() -> DataFrame:
-        return intake().where(f"NOT startswith(stream, '_') AND {_event()}").selectExpr(*EVENTS)
+        return intake().where(f"NOT startswith(stream, '_') AND {is_event()}").selectExpr(*EVENTS)
 
     @dp.materialized_view(comment="For each stream and key the last event that nothing has collected.")
     def live() -> DataFrame:
@@ -304,7 +332,7 @@ def _define_views(spark: SparkSession, intakes: Sequence[str], facts: Mapping[St
 
     @dp.materialized_view(comment="For each stream rates, latency in milliseconds, and what is collected.")
     def health() -> DataFrame:
-        return by_stream(standing, HEALTH)
+        return by_stream(standing, HEALTH, all_begun())
 
     @dp.materialized_view(comment="For each subscriber and stream a verdict; rows with an invariant are violations.")
     def audit() -> DataFrame:
@@ -316,7 +344,8 @@ def about() -> str:
     return f"CASE WHEN startswith(stream, '{RECEIPTS}') THEN get_json_object({ATTRS}, '$.followed') ELSE stream END"
 
 
-def _event() -> str:
+def is_event() -> str:
+    """In SQL: whether a row of the intake is one, and does not say what is covered or lost."""
     return f"kind NOT IN ('{COVERAGE}', '{LOST}')"
 
 
