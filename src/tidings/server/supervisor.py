@@ -75,6 +75,7 @@ class Child:
         self.region: RegionId = region_of(slot)
         self.address = address
         self.pid: int | None = None
+        self.hatched = False  # by this supervisor, not found running
         self.since = 0.0  # when it was last started
         self.failures = 0
         self.held = False  # down on purpose: not started again by itself
@@ -170,6 +171,7 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._http: HttpServer | None = None
         self._lock: int | None = None
+        self._started = False
         self._founding: set[str] = set()
 
     # --- life -----------------------------------------------------------------------------------------------
@@ -202,6 +204,7 @@ class Supervisor:
         self._tasks["services"] = asyncio.ensure_future(self._keep_services())
         if not self.plan.durable and len(self.plan.regions) > 1:
             self._tasks["memory"] = asyncio.ensure_future(self._keep_regions())
+        self._started = True
         log.info("supervisor", pid=pid, replicas=sorted(self.children), adopted=sorted(running))
 
     def _adopt(self) -> list[str]:
@@ -227,7 +230,10 @@ class Supervisor:
         await self.stopping.wait()
 
     async def stop(self) -> None:
-        """Stop the replicas, gracefully first, then the services. One that never had the lock touches nothing."""
+        """Stop the replicas, gracefully first, then the services. One that never had the lock touches nothing.
+
+        One that could not start ends only what it has begun: replicas that it found go on as they did without it.
+        """
         if self._lock is None:
             return
         telling = [child.telling for child in self.children.values() if child.telling is not None]
@@ -235,7 +241,8 @@ class Supervisor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*[self._end(child) for child in self.children.values()])
+        mine = [child for child in self.children.values() if self._started or child.hatched]
+        await asyncio.gather(*[self._end(child) for child in mine])
         await self._nurse.stop()
         for service in self.services.values():
             await service.stop()
@@ -337,6 +344,7 @@ class Supervisor:
         child.ended.clear()
         child.paused = False
         child.pid = await self._nurse.hatch(spec)
+        child.hatched = True
         child.since = asyncio.get_running_loop().time()
         if self.options.lab:
             child.telling = asyncio.ensure_future(self._tell_when_up(child, spec))
