@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from server.rig import until
 from tidings.net.names import parse_address
 from tidings.server import layout
+from tidings.server import supervisor as module
 from tidings.server.layout import Layout, Process, started_at
 from tidings.server.plan import generate, render
 from tidings.server.supervisor import Nurse, Options, Supervisor
+from tidings.store import StoreFailed
 
 
 def supervisor(folder: Path, **options: bool) -> Supervisor:
@@ -59,3 +65,98 @@ def test_a_start_that_fails_leaves_the_replicas_alone_that_it_found(
         me = Process(pid=replica.pid, started=started_at(replica.pid), id="r0/p0")
         layout.write(Layout(tmp_path).run_file("r0/p0"), me)
         asyncio.run(asyncio.wait_for(main(), 30))
+
+
+class Flaky:
+    """A configuration service that runs, and that fails to start so often."""
+
+    region = "r0"
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.starts = 0
+        self.running = True
+        self.host = SimpleNamespace(failed=asyncio.get_running_loop().create_future())
+
+    async def stop(self) -> None:
+        self.running = False
+
+    async def start(self) -> None:
+        assert not self.running
+        self.starts += 1
+        if self.starts <= self.failures:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.running = True
+        self.host = SimpleNamespace(failed=asyncio.get_running_loop().create_future())
+
+    def found_anew(self) -> None:
+        assert not self.running
+
+    def fail(self) -> None:
+        self.host.failed.set_exception(StoreFailed("sync failed"))
+
+
+@contextmanager
+def kept(folder: Path, failures: int) -> Iterator[tuple[Supervisor, Any]]:
+    """A supervisor that does nothing but keep a flaky service running."""
+    boss, service = supervisor(folder, lab=True), cast(Any, Flaky(failures))
+    boss.services = {"r0": service}
+    keeping = asyncio.ensure_future(boss._keep_service(service))
+    try:
+        yield boss, service
+    finally:
+        keeping.cancel()
+
+
+def test_a_configuration_service_is_started_until_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE", 0.001)
+
+    async def main() -> None:
+        with kept(tmp_path, failures=4) as (_, service):
+
+            async def runs() -> bool:
+                return bool(service.running and not service.host.failed.done())
+
+            service.fail()
+            await until(runs, "a service that runs")
+            assert service.starts == 5
+            service.fail()
+            await until(runs, "a service that runs again")
+            assert service.starts == 6
+
+    asyncio.run(main())
+
+
+def test_a_region_whose_founding_failed_halfway_has_its_service_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSE", 0.001)
+
+    async def main() -> None:
+        with kept(tmp_path, failures=2) as (boss, service):
+
+            async def runs() -> bool:
+                return bool(service.running)
+
+            with pytest.raises(OSError, match="No space"):
+                await boss._found_region("r0")
+            await until(runs, "a service that runs")
+            assert service.starts == 3
+
+    asyncio.run(main())
+
+
+def test_a_service_that_was_stopped_on_purpose_stays_down_until_it_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSE", 0.001)
+
+    async def main() -> None:
+        with kept(tmp_path, failures=0) as (boss, service):
+            await boss.fault({"kind": "config", "region": "r0", "running": False})
+            await asyncio.sleep(0.05)
+            assert (service.running, service.starts) == (False, 0)
+            await boss.fault({"kind": "config", "region": "r0", "running": True})
+            assert (service.running, service.starts) == (True, 1)
+
+    asyncio.run(main())

@@ -41,10 +41,13 @@ def write_plan(files: Layout, plan: bytes) -> Path:
     """Write the cluster file of a directory that has none, unless a cluster runs there all the same."""
     import os
 
+    from tidings.core.errors import BadInput
     from tidings.server.layout import write_bytes
 
     lock = files.make().lock()
     try:
+        if files.plan.exists():
+            raise BadInput(f"{files.plan} has just been written by another command: try again")
         write_bytes(files.plan, plan)
     finally:
         os.close(lock)

@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,7 @@ class Supervisor:
         self.files = Layout(options.root).make()
         self.token = secrets.token_hex(16)
         self.services: dict[RegionId, EmbeddedConfiguration] = {}
+        self.unwanted: set[RegionId] = set()  # whose services are down on purpose
         self.children: dict[str, Child] = {}
         self.cuts: set[tuple[RegionId, RegionId]] = set()
         self.impaired: dict[tuple[RegionId, RegionId], dict[str, Any]] = {}  # what was changed of a link
@@ -172,6 +174,7 @@ class Supervisor:
         self._http: HttpServer | None = None
         self._lock: int | None = None
         self._started = False
+        self._changing: defaultdict[RegionId, asyncio.Lock] = defaultdict(asyncio.Lock)  # who starts or stops a service
         self._founding: set[str] = set()
 
     # --- life -----------------------------------------------------------------------------------------------
@@ -201,7 +204,8 @@ class Supervisor:
         layout.write(self.files.run_file(SUPERVISOR), me)
         for child in self.children.values():
             self._watch(child)
-        self._tasks["services"] = asyncio.ensure_future(self._keep_services())
+        for service in self.services.values():
+            self._tasks[f"{service.region}/config"] = asyncio.ensure_future(self._keep_service(service))
         if not self.plan.durable and len(self.plan.regions) > 1:
             self._tasks["memory"] = asyncio.ensure_future(self._keep_regions())
         self._started = True
@@ -281,40 +285,59 @@ class Supervisor:
                 child.failures += 1
                 log.error("a replica cannot be started", slot=child.slot, error=str(error))
 
-    async def _keep_services(self) -> None:
-        """Start a configuration service again whose machine or disk has failed."""
-        pause = PAUSE
+    async def _keep_service(self, service: EmbeddedConfiguration) -> None:
+        """Start a configuration service again whose machine or disk has failed, until it runs."""
+        region, pause = service.region, PAUSE
         while True:
             await asyncio.sleep(pause)
-            for service in self.services.values():
-                if service.running and service.host.failed.done():
-                    log.error("a configuration service has failed", error=str(service.host.failed.exception()))
-                    try:
+            async with self._changing[region]:
+                if region in self.unwanted or (service.running and not service.host.failed.done()):
+                    pause = PAUSE
+                    continue
+                try:
+                    if service.running:
+                        error = service.host.failed.exception()
+                        log.error("a configuration service has failed", region=region, error=str(error))
                         await service.stop()
-                        await service.start()
-                        pause = PAUSE
-                    except (TidingsError, OSError) as error:
-                        pause = min(PAUSE_MAX, 2 * pause)
-                        log.error("it cannot be started", region=service.region, error=str(error))
+                    await service.start()
+                except (TidingsError, OSError) as error:
+                    pause = min(PAUSE_MAX, 2 * pause)
+                    log.error("a configuration service cannot be started", region=region, error=str(error))
+
+    async def _want_service(self, region: RegionId, wanted: bool) -> None:
+        """Start or stop a service on purpose."""
+        service = self.services[region]
+        (self.unwanted.discard if wanted else self.unwanted.add)(region)
+        async with self._changing[region]:
+            if wanted and not service.running:
+                await service.start()
+            elif not wanted:
+                await service.stop()
 
     async def _keep_regions(self) -> None:
         """Found a region anew that has lost its memory: it goes on above what others hold (protocols/recovery.py)."""
+        pause = PAUSE
         while True:
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(pause)
             for region in self.lost():
                 try:
                     await self._found_region(region)
-                except (TidingsError, OSError) as error:
+                    pause = PAUSE
+                except (TidingsError, OSError) as error:  # its service is seen to, then it counts as lost again
+                    pause = min(PAUSE_MAX, 2 * pause)
                     log.error("a region cannot be founded anew", region=region, error=str(error))
 
     async def _found_region(self, region: RegionId) -> None:
         mine = [child for child in self.children.values() if child.region == region]
-        log.warning("all replicas of a region have lost their memory: it is founded anew", region=region)
         service = self.services[region]
-        await service.stop()
-        await asyncio.to_thread(service.found_anew)
-        await asyncio.gather(*[self._make_founder(child) for child in mine])
-        await service.start()
+        async with self._changing[region]:
+            if not service.running:  # it was stopped meanwhile
+                return
+            log.warning("all replicas of a region have lost their memory: it is founded anew", region=region)
+            await service.stop()
+            await asyncio.to_thread(service.found_anew)
+            await asyncio.gather(*[self._make_founder(child) for child in mine])
+            await service.start()
 
     async def _make_founder(self, child: Child) -> None:
         """Let a replica start under its first name; one that runs has come too late to have anything."""
@@ -525,7 +548,7 @@ class Supervisor:
                 self.pause(self.child(name), seconds)
             case {"kind": "config", "region": str(name), "running": bool(running)}:
                 self.plan.region(name)
-                await (self.services[name].start() if running else self.services[name].stop())
+                await self._want_service(name, running)
             case _:
                 raise BadInput(f"{request} is no fault: there are cut, heal, impair, kill, restart, pause, config")
         log.info("fault", **request)
