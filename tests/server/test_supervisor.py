@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from server.rig import until
@@ -20,6 +22,7 @@ from tidings.server import layout
 from tidings.server import supervisor as module
 from tidings.server.layout import Layout, Process, started_at
 from tidings.server.plan import generate, render
+from tidings.server.replica import Spec
 from tidings.server.supervisor import Nurse, Options, Supervisor
 from tidings.store import StoreFailed
 
@@ -160,3 +163,71 @@ def test_a_service_that_was_stopped_on_purpose_stays_down_until_it_is_wanted(
             assert (service.running, service.starts) == (True, 1)
 
     asyncio.run(main())
+
+
+class FakeNursery(Nurse):
+    """A nurse whose nursery is played by the test, at the other end of ``line``."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(Layout(folder).make(), lambda pid, code: None)
+        self.nurseries = 0
+
+    async def start(self) -> None:
+        self.nurseries += 1
+        if self.nurseries > 1:
+            self.line.close()
+        mine, self.line = socket.socketpair()
+        self._process = subprocess.Popen(["sleep", "60"])
+        reader, self._writer = await asyncio.open_connection(sock=mine)
+        self._ready.set()
+        self._reading = asyncio.ensure_future(self._read(reader))
+
+    async def asked(self, slot: str) -> asyncio.Task[Any]:
+        """A replica that the nursery has been told to start, and has not answered for."""
+
+        async def told() -> bool:
+            return slot in self._hatching
+
+        hatching = asyncio.ensure_future(self.hatch(Spec(slot=slot, root="", plan="")))
+        await until(told, "a question")
+        return hatching
+
+    def say(self, **what: object) -> None:
+        self.line.sendall(msgspec.json.encode(what) + b"\n")
+
+    async def stop(self) -> None:
+        self.line.close()
+        await super().stop()
+
+
+def test_a_replica_that_nobody_waits_for_any_more_is_ended_and_the_others_do_not_notice(tmp_path: Path) -> None:
+    async def main() -> None:
+        nurse = FakeNursery(tmp_path)
+        with stranger() as replica:
+            hatching = await nurse.asked("r0/p1")
+            hatching.cancel()
+            nurse.say(slot="r0/p1", pid=replica.pid)
+            assert await asyncio.to_thread(replica.wait, 10) == -signal.SIGTERM
+        hatching = await nurse.asked("r0/p0")
+        nurse.say(slot="r0/p0", pid=1)
+        assert await hatching == 1
+        assert nurse.nurseries == 1
+        await nurse.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_nursery_that_is_not_understood_is_replaced_with_the_next_replica(tmp_path: Path) -> None:
+    async def main() -> None:
+        nurse = FakeNursery(tmp_path)
+        hatching = await nurse.asked("r0/p0")
+        nurse.line.sendall(b"Traceback\n")
+        with pytest.raises(OSError, match="the nursery has ended"):
+            await hatching
+        hatching = await nurse.asked("r0/p0")
+        nurse.say(slot="r0/p0", pid=1)
+        assert await hatching == 1
+        assert nurse.nurseries == 2
+        await nurse.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 20))

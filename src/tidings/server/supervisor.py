@@ -113,7 +113,9 @@ class Nurse:
     async def hatch(self, spec: Spec) -> int:
         """Start a replica; its pid."""
         async with self._starting:
-            if self._process is None or self._process.poll() is not None:
+            ended = self._process is None or self._process.poll() is not None
+            if ended or self._reading is None or self._reading.done():
+                await self._let_go()
                 await self.start()
         await self._ready.wait()
         assert self._writer is not None and self._reading is not None
@@ -125,12 +127,19 @@ class Nurse:
         return await hatched
 
     async def stop(self) -> None:
-        """End the nursery; replicas go on."""
-        if self._writer is not None:
-            self._writer.close()
+        """End the nursery; replicas go on. What it has still been told to start it reports first."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write_eof()
         if self._reading is not None:
             await asyncio.gather(self._reading, return_exceptions=True)
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Make sure that there is no nursery: a new one may follow."""
+        if self._writer is not None:
+            self._writer.close()
         if self._process is not None:
+            self._process.terminate()
             await asyncio.to_thread(self._process.wait)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -140,17 +149,25 @@ class Nurse:
                 if "ready" in said:
                     self._ready.set()
                 elif "slot" in said:
-                    self._hatching.pop(said["slot"]).set_result(said["pid"])
+                    self._hatched(said["slot"], said["pid"])
                 else:
                     self._ended(said["pid"], said["code"])
-        except OSError:
-            log.warning("the nursery is gone; it is started again with the next replica")
+        except Exception as error:  # whatever it is, the next replica gets a nursery that can be understood
+            log.warning("the nursery is gone; it is started again with the next replica", error=repr(error))
         finally:
             self._ready.set()
             for waiting in self._hatching.values():
                 if not waiting.done():
                     waiting.set_exception(OSError("the nursery has ended; see the supervisor's log"))
             self._hatching.clear()
+
+    def _hatched(self, slot: str, pid: int) -> None:
+        waiting = self._hatching.pop(slot, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(pid)
+        else:  # whoever wanted it has been cancelled: nobody would ever end it
+            log.info("a replica has started that nobody waits for: it is ended", slot=slot, pid=pid)
+            _signal(pid, signal.SIGTERM)
 
 
 class Supervisor:
