@@ -23,7 +23,7 @@ from tidings.server import supervisor as module
 from tidings.server.layout import Layout, Process, started_at
 from tidings.server.plan import generate, render
 from tidings.server.replica import Spec
-from tidings.server.supervisor import Nurse, Options, Supervisor
+from tidings.server.supervisor import Child, Nurse, Options, Supervisor
 from tidings.store import StoreFailed
 
 
@@ -46,6 +46,11 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
+def say_it_runs(folder: Path, slot: str, process: subprocess.Popen[bytes]) -> None:
+    """Write the run file of a replica."""
+    layout.write(Layout(folder).run_file(slot), Process(pid=process.pid, started=started_at(process.pid), id=slot))
+
+
 async def nothing(self: Nurse) -> None:
     """Instead of a nursery, which takes seconds to come up and is not needed here."""
 
@@ -65,9 +70,44 @@ def test_a_start_that_fails_leaves_the_replicas_alone_that_it_found(
         assert replica.poll() is None
 
     with stranger() as replica:
-        me = Process(pid=replica.pid, started=started_at(replica.pid), id="r0/p0")
-        layout.write(Layout(tmp_path).run_file("r0/p0"), me)
+        say_it_runs(tmp_path, "r0/p0", replica)
         asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_replica_that_says_only_later_that_it_runs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier supervisor had started it just before its own end: whatever is started beside it ends at once."""
+    monkeypatch.setattr(module, "PAUSE", 0.001)
+    hatched = 0
+
+    async def hatch(spec: Spec) -> int:
+        nonlocal hatched
+        hatched += 1
+        with subprocess.Popen(["true"]) as process:
+            process.wait()
+        return process.pid
+
+    async def main() -> None:
+        boss = supervisor(tmp_path)
+        monkeypatch.setattr(boss._nurse, "hatch", hatch)
+        child = boss.children["r0/p0"] = Child("r0/p0", "127.0.0.1:1")
+        keeping = asyncio.ensure_future(boss._keep(child))
+
+        async def tried() -> bool:
+            return hatched > 1
+
+        async def found() -> bool:
+            return child.pid == replica.pid
+
+        await until(tried, "attempts to start it")
+        say_it_runs(tmp_path, "r0/p0", replica)
+        await until(found, "it is found")
+        before = hatched
+        await asyncio.sleep(0.1)
+        assert hatched == before
+        keeping.cancel()
+
+    with stranger() as replica:
+        asyncio.run(main())
 
 
 class Flaky:

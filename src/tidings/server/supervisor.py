@@ -230,13 +230,16 @@ class Supervisor:
 
     def _adopt(self) -> list[str]:
         """Replicas that an earlier supervisor has left running."""
-        adopted = []
-        for child in self.children.values():
-            found = self.files.process(child.slot)
-            if found is not None and found.alive:
-                child.pid = found.pid
-                adopted.append(child.slot)
-        return adopted
+        return [child.slot for child in self.children.values() if self._find(child)]
+
+    def _find(self, child: Child) -> bool:
+        """Adopt a replica that runs already, if there is one."""
+        found = self.files.process(child.slot)
+        if found is None or not found.alive:
+            return False
+        child.pid, child.hatched = found.pid, False
+        child.since = asyncio.get_running_loop().time()
+        return True
 
     def _found_anew(self) -> None:
         """Memory, and nobody runs: what there was is gone, so every region begins again."""
@@ -297,8 +300,11 @@ class Supervisor:
             while child.held:
                 await asyncio.sleep(LOOK / 5)
             try:
-                await self._start(child)
-            except OSError as error:
+                if self._find(child):  # an earlier supervisor had started it, and it has said so only now
+                    log.info("a replica was found running", slot=child.slot, pid=child.pid)
+                else:
+                    await self._start(child)
+            except (TidingsError, OSError) as error:
                 child.failures += 1
                 log.error("a replica cannot be started", slot=child.slot, error=str(error))
 
