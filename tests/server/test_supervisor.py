@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from server.rig import until
+from tidings.core.errors import BadInput
 from tidings.net.names import parse_address
 from tidings.server import layout
 from tidings.server import supervisor as module
@@ -79,12 +80,12 @@ def test_a_replica_that_says_only_later_that_it_runs_is_found(tmp_path: Path, mo
     monkeypatch.setattr(module, "PAUSE", 0.001)
     hatched = 0
 
-    async def hatch(spec: Spec) -> int:
+    async def hatch(spec: Spec) -> Process:
         nonlocal hatched
         hatched += 1
         with subprocess.Popen(["true"]) as process:
             process.wait()
-        return process.pid
+        return Process(pid=process.pid, started=1)
 
     async def main() -> None:
         boss = supervisor(tmp_path)
@@ -107,6 +108,25 @@ def test_a_replica_that_says_only_later_that_it_runs_is_found(tmp_path: Path, mo
         keeping.cancel()
 
     with stranger() as replica:
+        asyncio.run(main())
+
+
+def test_a_process_that_only_has_the_number_of_a_replica_is_left_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        boss = supervisor(tmp_path)
+        child = boss.children["r0/p0"] = Child("r0/p0", "127.0.0.1:1")
+        child.process = Process(pid=other.pid, started=started_at(other.pid) - 1)
+        await asyncio.wait_for(boss._until_ended(child), 1)
+        with pytest.raises(BadInput, match="does not run"):
+            boss.pause(child, 60)
+        await boss._end(child)
+        killing = asyncio.ensure_future(boss.kill(child))
+        keeping = asyncio.ensure_future(boss._keep(child))
+        await asyncio.wait_for(killing, 5)
+        keeping.cancel()
+        assert other.poll() is None
+
+    with stranger() as other:
         asyncio.run(main())
 
 
@@ -246,11 +266,11 @@ def test_a_replica_that_nobody_waits_for_any_more_is_ended_and_the_others_do_not
         with stranger() as replica:
             hatching = await nurse.asked("r0/p1")
             hatching.cancel()
-            nurse.say(slot="r0/p1", pid=replica.pid)
+            nurse.say(slot="r0/p1", pid=replica.pid, started=started_at(replica.pid))
             assert await asyncio.to_thread(replica.wait, 10) == -signal.SIGTERM
         hatching = await nurse.asked("r0/p0")
-        nurse.say(slot="r0/p0", pid=1)
-        assert await hatching == 1
+        nurse.say(slot="r0/p0", pid=1, started=2)
+        assert await hatching == Process(pid=1, started=2)
         assert nurse.nurseries == 1
         await nurse.stop()
 
@@ -265,8 +285,8 @@ def test_a_nursery_that_is_not_understood_is_replaced_with_the_next_replica(tmp_
         with pytest.raises(OSError, match="the nursery has ended"):
             await hatching
         hatching = await nurse.asked("r0/p0")
-        nurse.say(slot="r0/p0", pid=1)
-        assert await hatching == 1
+        nurse.say(slot="r0/p0", pid=1, started=2)
+        assert await hatching == Process(pid=1, started=2)
         assert nurse.nurseries == 2
         await nurse.stop()
 

@@ -37,7 +37,7 @@ from tidings.server import plan as plans
 from tidings.server.asking import Asker, NoAnswer
 from tidings.server.configuration import Conflict, EmbeddedConfiguration
 from tidings.server.http import CallFailed, HttpServer, call_async
-from tidings.server.layout import SUPERVISOR, Layout, Process, is_running, started_at
+from tidings.server.layout import SUPERVISOR, Layout, Process, started_at
 from tidings.server.plan import Plan
 from tidings.server.replica import Spec
 from tidings.server.roster import ROSTER, Roster
@@ -75,7 +75,7 @@ class Child:
         self.slot = slot
         self.region: RegionId = region_of(slot)
         self.address = address
-        self.pid: int | None = None
+        self.process: Process | None = None  # with its start time: a number alone may be another process's by now
         self.hatched = False  # by this supervisor, not found running
         self.since = 0.0  # when it was last started
         self.failures = 0
@@ -83,6 +83,14 @@ class Child:
         self.paused = False
         self.ended = asyncio.Event()  # the nursery has said that the process has ended
         self.telling: asyncio.Task[None] | None = None  # of what broke or healed while it started
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.alive
 
 
 class Nurse:
@@ -94,7 +102,7 @@ class Nurse:
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._hatching: dict[str, asyncio.Future[int]] = {}
+        self._hatching: dict[str, asyncio.Future[Process]] = {}
         self._ready = asyncio.Event()  # or gone
         self._starting = asyncio.Lock()
 
@@ -110,8 +118,8 @@ class Nurse:
         self._ready.clear()
         self._reading = asyncio.ensure_future(self._read(reader))
 
-    async def hatch(self, spec: Spec) -> int:
-        """Start a replica; its pid."""
+    async def hatch(self, spec: Spec) -> Process:
+        """Start a replica."""
         async with self._starting:
             ended = self._process is None or self._process.poll() is not None
             if ended or self._reading is None or self._reading.done():
@@ -121,7 +129,7 @@ class Nurse:
         assert self._writer is not None and self._reading is not None
         if self._reading.done():
             raise OSError(f"the nursery has ended; see {self._files.log(SUPERVISOR)}")
-        hatched: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        hatched: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
         self._hatching[spec.slot] = hatched
         self._writer.write(msgspec.json.encode(spec) + b"\n")
         return await hatched
@@ -149,7 +157,7 @@ class Nurse:
                 if "ready" in said:
                     self._ready.set()
                 elif "slot" in said:
-                    self._hatched(said["slot"], said["pid"])
+                    self._hatched(said["slot"], Process(pid=said["pid"], started=said["started"]))
                 else:
                     self._ended(said["pid"], said["code"])
         except Exception as error:  # whatever it is, the next replica gets a nursery that can be understood
@@ -161,13 +169,13 @@ class Nurse:
                     waiting.set_exception(OSError("the nursery has ended; see the supervisor's log"))
             self._hatching.clear()
 
-    def _hatched(self, slot: str, pid: int) -> None:
+    def _hatched(self, slot: str, process: Process) -> None:
         waiting = self._hatching.pop(slot, None)
         if waiting is not None and not waiting.done():
-            waiting.set_result(pid)
+            waiting.set_result(process)
         else:  # whoever wanted it has been cancelled: nobody would ever end it
-            log.info("a replica has started that nobody waits for: it is ended", slot=slot, pid=pid)
-            _signal(pid, signal.SIGTERM)
+            log.info("a replica has started that nobody waits for: it is ended", slot=slot, pid=process.pid)
+            _signal(process, signal.SIGTERM)
 
 
 class Supervisor:
@@ -237,7 +245,7 @@ class Supervisor:
         found = self.files.process(child.slot)
         if found is None or not found.alive:
             return False
-        child.pid, child.hatched = found.pid, False
+        child.process, child.hatched = found, False
         child.since = asyncio.get_running_loop().time()
         return True
 
@@ -290,11 +298,11 @@ class Supervisor:
         """Start a replica whenever it does not run, unless it is held."""
         loop = asyncio.get_running_loop()
         while True:
-            if child.pid is not None:
+            if child.process is not None:
                 await self._until_ended(child)
                 steady = child.held or loop.time() - child.since > STEADY
                 child.failures = 0 if steady else child.failures + 1
-                child.pid = None
+                child.process = None
             if child.failures:
                 await asyncio.sleep(min(PAUSE_MAX, PAUSE * 2.0 ** min(child.failures - 1, 10)))
             while child.held:
@@ -389,7 +397,7 @@ class Supervisor:
         self._founding.discard(child.slot)
         child.ended.clear()
         child.paused = False
-        child.pid = await self._nurse.hatch(spec)
+        child.process = await self._nurse.hatch(spec)
         child.hatched = True
         child.since = asyncio.get_running_loop().time()
         if self.options.lab:
@@ -403,7 +411,7 @@ class Supervisor:
 
     async def _until_ended(self, child: Child) -> None:
         """Wait for the nursery's word, and look oneself: it may be gone, or never have known."""
-        while child.pid is not None and is_running(child.pid):
+        while child.alive:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(child.ended.wait(), 10 * LOOK)
 
@@ -416,17 +424,17 @@ class Supervisor:
 
     async def _end(self, child: Child) -> None:
         """Stop a process: gently, then for good."""
-        pid = child.pid
-        if pid is None or not is_running(pid):
+        process = child.process
+        if process is None:
             return
         for number in (signal.SIGTERM, signal.SIGCONT):
-            _signal(pid, number)
+            _signal(process, number)
         loop = asyncio.get_running_loop()
         end = loop.time() + GRACE
-        while is_running(pid):
+        while process.alive:
             if loop.time() > end:
-                log.warning("a replica does not stop: killed", slot=child.slot, pid=pid)
-                _signal(pid, signal.SIGKILL)
+                log.warning("a replica does not stop: killed", slot=child.slot, pid=process.pid)
+                _signal(process, signal.SIGKILL)
                 end = loop.time() + GRACE
             await asyncio.sleep(LOOK / 2)
 
@@ -603,10 +611,10 @@ class Supervisor:
 
     async def _tell_when_up(self, child: Child, spec: Spec) -> None:
         """What has broken or healed between a replica's start and its first word it must be told then."""
-        pid = child.pid
-        while child.pid == pid and pid is not None and is_running(pid):
+        process = child.process
+        while process is not None and child.process is process and process.alive:
             found = self.files.process(child.slot)
-            if found is not None and found.pid == pid:
+            if found is not None and found.pid == process.pid:
                 if (spec.cuts, spec.impaired) != (self._cut_links(), self._impaired_links()):
                     await self._tell_faults(child)
                 return
@@ -615,8 +623,8 @@ class Supervisor:
     async def kill(self, child: Child) -> None:
         """SIGKILL; it stays down until `restart`."""
         child.held = True
-        if child.pid is not None:
-            _signal(child.pid, signal.SIGKILL)
+        if child.process is not None:
+            _signal(child.process, signal.SIGKILL)
         while child.pid is not None:
             await asyncio.sleep(LOOK / 5)
 
@@ -632,24 +640,26 @@ class Supervisor:
 
     def pause(self, child: Child, seconds: float) -> None:
         """SIGSTOP for a while."""
-        pid = child.pid
-        if pid is None:
+        process = child.process
+        if process is None or not process.alive:
             raise BadInput(f"{child.slot} does not run")
         child.paused = True
-        _signal(pid, signal.SIGSTOP)
+        _signal(process, signal.SIGSTOP)
 
         def resume() -> None:
-            if child.pid == pid:
-                _signal(pid, signal.SIGCONT)
+            if child.process is process:
+                _signal(process, signal.SIGCONT)
                 child.paused = False
                 self._waking = asyncio.ensure_future(self._tell_faults(child))
 
         asyncio.get_running_loop().call_later(seconds, resume)
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+def _signal(process: Process, number: signal.Signals) -> None:
+    """Signal a process, unless it has ended: its number may be another one's by now."""
+    if process.alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 # --- the process ----------------------------------------------------------------------------------------------------
