@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from net.rig import UNLUCKY, Ping, Pinger, PingTick, Pong, ping_host, run, until
+from tidings.net import host as host_module
 from tidings.net.codec import Codec
 from tidings.net.frames import FrameError
 from tidings.net.host import MachineFailed
@@ -111,6 +112,49 @@ def test_the_input_that_made_a_machine_fail_makes_it_fail_again(tmp_path: Path) 
             await host.failed
         with pytest.raises(RuntimeError, match="planted"):
             replay(journal.path, lambda start, entries: Pinger(), codec=CODEC)
+        await host.stop()
+
+    run(main())
+
+
+def on_a_full_disk(path: Path) -> Journal:
+    """A journal that can be begun, and to which nothing more can be written."""
+    journal = Journal(path, b"b", codec=CODEC)
+    journal._file.close()
+    journal._file = open("/dev/full", "wb", buffering=256)  # noqa: SIM115 - the journal closes it
+    return journal
+
+
+def test_a_journal_that_cannot_be_written_ends_and_its_host_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host_module, "JOURNAL_FLUSH", 0.01)
+    journal = on_a_full_disk(tmp_path / "j")
+
+    async def main() -> None:
+        machine = Pinger()
+        host = ping_host("a", machine, {}, journal=journal)
+        host.start()
+        for number in range(1000):
+            host._put(Received("b", Ping(number)))
+        await until(lambda: len(machine.pings) == 1000, "pings")
+        await until(lambda: host.counters["journal_failed"], "the counter")
+        await asyncio.sleep(0.05)
+        assert (host.counters["journal_failed"], host.failed.done()) == (1, False)
+        await host.stop()
+
+    run(main())
+    assert journal.stopped and journal.error is not None
+    assert f"the journal {journal.path} ends here" in caplog.text
+
+
+def test_a_machine_that_fails_says_so_even_if_its_journal_cannot_be_written(tmp_path: Path) -> None:
+    async def main() -> None:
+        host = ping_host("a", Pinger(), {}, journal=on_a_full_disk(tmp_path / "j"))
+        host.start()
+        host._put(Received("b", Ping(UNLUCKY)))
+        with pytest.raises(MachineFailed, match="planted"):
+            await asyncio.wait_for(host.failed, 5)
         await host.stop()
 
     run(main())

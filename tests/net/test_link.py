@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import pathlib
 import random
+import re
 from typing import Any
 
 import msgspec
@@ -14,7 +16,7 @@ from tidings.core.errors import BadInput
 from tidings.net import frames
 from tidings.net.frames import PREFIX, FrameError, Outgoing, frame
 from tidings.net.host import HostSettings, MachineFailed, Overloaded
-from tidings.net.link import Hello, LinkSettings, Peer, introduce
+from tidings.net.link import Hello, LinkSettings, Peer, explain, introduce
 from tidings.net.names import Address
 from tidings.net.shape import DelayLine, Path, Wan, us
 from tidings.protocols.kernel import Command, Received, Send
@@ -49,6 +51,28 @@ def bytes_of(outgoing: Outgoing) -> bytes:
 
 def greeted(**changes: Any) -> bytes:
     return bytes_of(introduce(msgspec.structs.replace(HELLO, **changes)))
+
+
+@pytest.mark.parametrize("said", [b"", greeted()], ids=["before a hello", "after it"])
+def test_a_peer_does_not_invent_counters(said: bytes) -> None:
+    async def main() -> None:
+        host = ping_host("b", Pinger(), {})
+        address = await host.listen()
+        host.start()
+        for code in ("x1", "x2", "x3", "cluster"):
+            await talk(address, said + bytes_of(explain(FrameError(code, "enough"))))
+        await until(lambda: not host._listener._connections, "all of them have hung up")
+        await host.stop()
+        told = {name: count for name, count in host.counters.items() if name.startswith("told_")}
+        assert told == {"told_other": 3, "told_cluster": 1}
+
+    run(main())
+
+
+def test_every_code_of_ours_is_counted_by_its_name() -> None:
+    sources = pathlib.Path(frames.__file__).parents[1].rglob("*.py")
+    raised = {code for path in sources for code in re.findall(r'FrameError\(\s*"(\w+)"', path.read_text())}
+    assert raised and raised <= frames.CODES
 
 
 # --- refusals ---------------------------------------------------------------------------------------------

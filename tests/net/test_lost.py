@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from net.rig import Ping, Pinger, ping_host, run, until
 from tidings.net.host import HostSettings
 from tidings.net.link import LinkSettings
@@ -92,6 +94,23 @@ def test_a_node_that_is_gone_and_not_asked_for_is_forgotten_until_somebody_asks_
         await again.stop()
 
     run(main())
+
+
+@pytest.mark.parametrize("uvloop", [True, False], ids=["uvloop", "asyncio"])
+@pytest.mark.parametrize("name", ["a\0b", "a..b", "\ud800", "a" * 70 + ".b"], ids=ascii)
+def test_a_node_whose_address_is_no_name_is_not_to_be_reached_like_any_other(name: str, uvloop: bool) -> None:
+    async def main() -> None:
+        machine = Listener()
+        links = LinkSettings(backoff=0.001, backoff_max=0.002, forsaken=0.02)
+        client = ping_host("a", machine, {"b": (name, 1)}, settings=HostSettings(links=links), on_lost=Lost)
+        client.start()
+        client._carry([Send("b", Ping(1))])
+        await until(lambda: not client.links, "nobody is there, and nobody asks")
+        assert machine.lost[:2] == ["b", "b"]
+        assert client.counters["dials_failed"] == client.counters["dials"] > 1
+        await client.stop()
+
+    run(main(), uvloop=uvloop)
 
 
 def test_there_are_no_more_links_than_the_bound() -> None:

@@ -140,6 +140,30 @@ def test_serve_says_when_it_is_ready(tmp_path: Path) -> None:
         assert tidings_json("status", "-c", file)["regions"][0]["replicas"][0]["alive"]
 
 
+@pytest.mark.parametrize("command", [("up", "--detach"), ("archive", "restore", "--lake", "lake")])
+def test_no_command_writes_another_plan_over_that_of_a_directory(tmp_path: Path, command: tuple[str, ...]) -> None:
+    home, other = tmp_path / "home", tmp_path / "other.toml"
+    home.mkdir()
+    mine = render(generate(1, 1, port=0))
+    (home / "cluster.toml").write_text(mine)
+    other.write_text(render(generate(1, 2, port=0)))
+    said = tidings(*command, "-c", other, "--dir", home, code=1)
+    assert f"{home / 'cluster.toml'} is another plan than {other}" in said
+    assert (home / "cluster.toml").read_text() == mine
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_up_writes_no_plan_where_a_cluster_runs(tmp_path: Path, given: bool) -> None:
+    home, file = Layout(tmp_path / "home").make(), tmp_path / "my.toml"
+    file.write_text(render(generate(1, 1, port=0)))
+    lock = home.lock()  # its supervisor runs; somebody has moved the file away
+    try:
+        assert "already runs" in tidings("up", *(["-c", file] if given else []), "--dir", home.root, "--detach", code=1)
+    finally:
+        os.close(lock)
+    assert not home.plan.exists()
+
+
 @pytest.mark.parametrize("arguments", [("--regions", "0"), ("--wan", "eu"), ("--port", "99999")])
 def test_wrong_usage_is_exit_code_2(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     tidings("up", "--dir", tmp_path, *arguments, code=2)

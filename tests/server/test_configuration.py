@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from server.rig import until
+from tidings.net.host import MachineFailed
 from tidings.net.names import seed_of
 from tidings.protocols.configuration import Beat, Change, Configuration, ConfigurationSettings, Current, SweepTick
 from tidings.protocols.kernel import Expired, Persist, Persisted, Received, Send
@@ -15,6 +17,8 @@ from tidings.protocols.membership import Membership
 from tidings.server.asking import Asker
 from tidings.server.configuration import Conflict, EmbeddedConfiguration
 from tidings.server.plan import Plan, generate
+from tidings.store import Store, disk
+from tidings.store.files import put_back_image
 
 THREE = Membership("r0", 4, ("a", "b", "c"))
 
@@ -118,6 +122,45 @@ def test_decisions_outlive_the_service_and_a_stale_change_is_a_conflict(tmp_path
         async with Asker("node?", cluster="tidings", role="node") as asker:
             assert await asker.membership(seed_of(plan.regions[0].config), 10) == again.current
         await again.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_decision_that_a_crash_left_unsynced_is_not_undone_by_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = generate(1, 2, port=0)
+    first, second = plan.regions[0].founders(1).replicas
+    monkeypatch.setenv(disk.IMAGES, "1")
+
+    def die(self: disk.Disk) -> None:
+        raise lmdb.Error("planted")
+
+    async def membership() -> Membership:
+        monkeypatch.setattr(Store, "start", lambda *arguments: None)  # the power is cut before it writes anything
+        service = EmbeddedConfiguration(plan, "r0", tmp_path)
+        await service.start()
+        found = service.current
+        await service.stop()
+        return found
+
+    async def main() -> None:
+        service = EmbeddedConfiguration(plan, "r0", tmp_path)
+        await service.start()
+        watching = service.watch()
+        service.host.command(Change(1))
+        while (await anext(watching)).epoch < 2:
+            pass
+        with monkeypatch.context() as patch:
+            patch.setattr(disk.Disk, "_sync", die)
+            service.host.command(Change(2, first))
+            with pytest.raises(MachineFailed):
+                await service.host.failed
+        assert service.current.epoch == 2, "nobody was told"
+        await service.stop()
+        assert await membership() == Membership("r0", 3, (second,))
+        put_back_image(tmp_path / "log")
+        assert await membership() == Membership("r0", 3, (second,)), "whom it has told of it would be ahead of it"
 
     asyncio.run(asyncio.wait_for(main(), 20))
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lmdb
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from tidings.protocols.membership import Membership
 from tidings.store import Store, StoreBusy, StoreFailed, StoreForeign, disk
 from tidings.store import store as store_module
 from tidings.store.codec import Entry, decode, encode
+from tidings.store.files import put_back_image
 
 
 @pytest.fixture
@@ -222,6 +224,49 @@ def test_without_the_sync_a_power_cut_loses_what_was_acknowledged(path: Path, mo
     again = small(path)
     assert len(again.entries) < acknowledged
     again.close()
+
+
+def crash_before_the_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Logged]:
+    """Entries of which the last is written but not synced, and not acknowledged: its process died in between."""
+
+    def die(self: disk.Disk) -> None:
+        raise lmdb.Error("planted")
+
+    entries = logged(2)
+    host = Host(small(path))
+    host.store.write(entries[0], 1)
+    host.settled(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk.Disk, "_sync", die)
+        host.store.write(entries[1], 2)
+        host.until(lambda: bool(host.conditions))
+    assert host.tokens == [1]
+    host.close(flush=False)
+    return entries
+
+
+def test_what_is_read_after_a_crash_survives_a_power_cut(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(disk.IMAGES, "1")
+    entries = crash_before_the_sync(path, monkeypatch)
+    store = small(path)
+    assert store.entries == entries, "the machine may answer for all of it from now on"
+    store.close(flush=False)
+    put_back_image(path)
+    again = small(path)
+    assert again.entries == entries
+    again.close()
+
+
+def test_a_store_that_cannot_be_synced_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: disk.Disk) -> None:
+        raise lmdb.Error("planted")
+
+    crash_before_the_sync(path, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk.Disk, "_sync", refuse)
+        with pytest.raises(StoreFailed, match="may not be on the disk"):
+            small(path)
+    small(path).close()  # it has let go of the lock
 
 
 WRITER = """

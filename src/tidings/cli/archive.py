@@ -11,7 +11,7 @@ import typer
 from tidings.cli.options import DEFAULT_URL, Token, Url
 from tidings.cli.output import Json, emit
 from tidings.cli.stopping import asked_to_stop
-from tidings.cli.where import DIRECTORY, ClusterFile, Directory
+from tidings.cli.where import DIRECTORY, ClusterFile, Directory, take_plan
 
 if TYPE_CHECKING:
     from tidings.spark.lake import Lake, Snapshot
@@ -108,13 +108,11 @@ def restore(lake: LakeDir, directory: Directory = DIRECTORY, config: ClusterFile
     """
     from tidings.core.errors import BadInput
     from tidings.server.layout import Layout
-    from tidings.server.plan import load
     from tidings.spark.restore import restore
 
     files = Layout(directory)
     if config is not None:
-        load(config)
-        files.make().plan.write_bytes(config.read_bytes())
+        take_plan(files, config)
     elif not files.plan.exists():
         raise BadInput(
             f"{files.plan} is not there: say with -c which cluster to make, or use tidings up --restore-from"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidings.cli.output import Json, emit
-from tidings.cli.where import DIRECTORY, ClusterFile
+from tidings.cli.where import DIRECTORY, ClusterFile, take_plan, write_plan
 
 if TYPE_CHECKING:
     from tidings.server.layout import Layout
@@ -110,11 +110,7 @@ def _plan(files: Layout, config: Path | None, wanted: dict[str, Any], port: int)
     if config is not None:
         if wanted:
             raise typer.BadParameter(f"-c says all of it: leave out --{next(iter(wanted))}")
-        load(config)
-        if not files.plan.exists() or not files.plan.samefile(config):
-            files.make()
-            files.plan.write_bytes(config.read_bytes())  # other commands find it there
-        return files.plan
+        return take_plan(files, config)
     if files.plan.exists():
         there = load(files.plan)
         facts = {
@@ -136,9 +132,7 @@ def _plan(files: Layout, config: Path | None, wanted: dict[str, Any], port: int)
         wan=wanted.get("wan"),
         port=port,
     )
-    files.make()
-    files.plan.write_text(render(made))
-    return files.plan
+    return write_plan(files, render(made).encode())
 
 
 def _detached(files: Layout, file: Path, lab: bool, journal: Path | None, timeout: float, as_json: bool) -> None:

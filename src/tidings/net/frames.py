@@ -43,6 +43,24 @@ DIRECT = 64 << 10  # ours: a body of this size that has not arrived yet is recei
 HIGH_WATER = 4 << 20  # ours: bytes in the socket's queue above which a connection is not writable
 JOINED = 16 << 10  # ours, because copying less than this is cheaper than one more element of a writev
 
+CODES = frozenset(
+    [
+        "bad_message",
+        "cluster",
+        "format",
+        "frame",
+        "full",
+        "hello",
+        "name",
+        "role",
+        "superseded",
+        "token",
+        "too_large",
+        "unknown_message",
+    ]
+)
+"""What a `FrameError` of ours may say. Of others only these are counted by name: a peer must not invent counters."""
+
 _BIN = memoryview(bytearray(SMALL_ARENA))
 """Where bytes go that nobody will read."""
 
@@ -396,7 +414,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             reader.fed(nbytes)
         except Told as told:
-            self._count(f"told_{told.code}")
+            self._count(f"told_{told.code if told.code in CODES else 'other'}")
             self.abort(told)
         except FrameError as error:
             self.refuse(error)

@@ -364,9 +364,6 @@ class Host:
         self._running = False
         self._inbox.clear()
         text = repr(input)
-        log.critical("%s has failed on %.2000s; restart it from its disk", self.node, text, exc_info=error)
-        if self.journal is not None:
-            self.journal.flush()
         failure = MachineFailed(f"{self.node}: {type(error).__name__}: {error}; on {text[:200]}")
         failure.__cause__ = error
         if not self.failed.done():
@@ -375,10 +372,18 @@ class Host:
             if not future.done():
                 future.set_exception(failure)
         self._waiting.clear()
+        log.critical("%s has failed on %.2000s; restart it from its disk", self.node, text, exc_info=error)
+        if self.journal is not None:
+            self.journal.flush()
 
     def _flush_journal(self) -> None:
-        assert self.journal is not None
-        self.journal.flush()
+        journal = self.journal
+        assert journal is not None
+        journal.flush()
+        if journal.error is not None:  # what it is for can wait for a better disk, what the host is for cannot
+            self.counters["journal_failed"] += 1
+            log.error("%s: the journal %s ends here: %s", self.node, journal.path, journal.error)
+            return
         self._flusher = self._loop.call_later(JOURNAL_FLUSH, self._flush_journal)
 
     # --- effects ------------------------------------------------------------------------------------------

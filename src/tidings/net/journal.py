@@ -10,11 +10,13 @@ input is written before it is handled, so the one that made a machine fail is in
     record = length (u32) | crc32 (u32) | kind (u8) | step length (u32) | header length (u32) | step | header | body
 
 Append-only and buffered: a journal is for finding out, not for durability. A record that a crash cut short ends the
-file. At its size limit a journal stops, and says so: its beginning cannot be given up, so there is no rotation.
+file. At its size limit a journal stops, and says so: its beginning cannot be given up, so there is no rotation. Where
+it cannot be written it stops too, and ``error`` says why: whoever is being watched goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -71,6 +73,7 @@ class Journal:
         self.path = Path(path)
         self.codec = codec
         self.stopped = False
+        self.error: OSError | None = None  # why it was given up
         self._params = params
         self._limit = limit
         self._pack = msgspec.msgpack.Encoder().encode
@@ -120,29 +123,42 @@ class Journal:
 
     def flush(self) -> None:
         """Hand what is buffered to the system."""
-        if not self._file.closed:
-            self._file.flush()
+        try:
+            if not self._file.closed:
+                self._file.flush()
+        except OSError as error:
+            self._give_up(error)
 
     def stop(self) -> None:
         """Write the hash so far, and nothing more."""
         if not self.stopped:
             self._write(STOPPED, self.hash.encode())
             self.stopped = True
-            self._file.flush()
+            self.flush()
 
     def close(self) -> None:
         """End the journal."""
         self.stop()
         self._file.close()
 
+    def _give_up(self, error: OSError) -> None:
+        self.stopped, self.error = True, error
+        with contextlib.suppress(OSError):  # it tries once more to write what is buffered
+            self._file.close()
+
     def _write(self, kind: int, step: bytes, header: bytes = b"", body: Sequence[Buffer] = ()) -> None:
+        if self.stopped:
+            return
         payload = (step, header, *body)
         length = sum([len(buffer) for buffer in payload])
         crc = zlib.crc32(_CHECKED.pack(kind, len(step), len(header)))
         for buffer in payload:
             crc = zlib.crc32(buffer, crc)
-        self._file.write(_RECORD.pack(length, crc, kind, len(step), len(header)))
-        self._file.writelines(payload)
+        try:
+            self._file.write(_RECORD.pack(length, crc, kind, len(step), len(header)))
+            self._file.writelines(payload)
+        except OSError as error:
+            self._give_up(error)
         self._size += _RECORD.size + length
 
 

@@ -445,7 +445,7 @@ class Link(_Side):
                 raise OSError(f"{self.node} has left the directory")
             async with asyncio.timeout(trunk.settings.dial_seconds):  # wait_for can swallow the cancellation of `close`
                 await self._connect(address)
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError, ValueError):  # a name that cannot be looked up is as good as nobody there
             trunk.counters["dials_failed"] += 1
             return False
         return True

@@ -185,7 +185,7 @@ class EmbeddedConfiguration:
             async with asyncio.timeout(SETTLE), self._moved:
                 await self._moved.wait_for(lambda: self.current.epoch > epoch)
         now = self.current
-        if now.epoch != epoch + 1 or without in (*now.replicas, now.joining):
+        if now.epoch != epoch + 1 or (without is not None and without in (*now.replicas, now.joining)):
             raise Conflict(f"{self.region} is in epoch {now.epoch} with {len(now.replicas)} replicas: look again")
         return now
 

@@ -109,10 +109,15 @@ def read(path: Path, kind: type[T]) -> T | None:
 
 def write(path: Path, value: object) -> None:
     """Write a small JSON file, durably, whole or not at all."""
+    write_bytes(path, msgspec.json.encode(value) + b"\n")
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a small file, durably, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
     with open(fresh, "wb") as file:
-        file.write(msgspec.json.encode(value) + b"\n")
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     fresh.rename(path)

@@ -4,7 +4,7 @@ A replica takes more than a second to import and compile; nine of them on two co
 it once. It is single-threaded and runs no event loop, so that a fork copies nothing that is under way, and it speaks
 with the supervisor over a socket, one JSON object per line:
 
-    supervisor: a replica's spec            nursery: {"slot": ..., "pid": ...}
+    supervisor: a replica's spec            nursery: {"slot": ..., "pid": ..., "started": ...}
                                             nursery: {"pid": ..., "code": ...} when a replica has ended
 
 Replicas outlive the nursery and the supervisor unless they are attached: who starts a supervisor again finds them by
@@ -24,6 +24,7 @@ import sys
 import msgspec
 
 from tidings.server import replica
+from tidings.server.layout import started_at
 
 
 class Hatched(msgspec.Struct, frozen=True):
@@ -31,6 +32,7 @@ class Hatched(msgspec.Struct, frozen=True):
 
     slot: str
     pid: int
+    started: int  # tells it from a later process of the same number
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -91,7 +93,7 @@ class _Nursery:
         pid = os.fork()
         if pid == 0:
             self._be(spec)
-        self._say(Hatched(spec.slot, pid))
+        self._say(Hatched(spec.slot, pid, started_at(pid)))  # it is not reaped yet: that is its own start
 
     def _be(self, spec: replica.Spec) -> None:
         """In the child: become the replica, and end with it."""

@@ -313,11 +313,17 @@ class Replica:
         """Tell the machine what the other regions' services know and it does not; remember it for the next start."""
         others = [region for region in self.plan.regions if region.name != self.region]
         written: dict[RegionId, Membership] = {}
+        refused = False
         while True:
             peers = dict(proxy.inter_region.peers)
             if peers != written:
-                await asyncio.to_thread(layout.write, self._peers_file, peers)
-                written = peers
+                try:
+                    await asyncio.to_thread(layout.write, self._peers_file, peers)
+                    written, refused = peers, False
+                except OSError as error:  # it only shortens the next start: no reason to end, nor to say so each round
+                    if not refused:
+                        log.warning("who forms the other chains cannot be written down", error=str(error))
+                    refused = True
             await asyncio.sleep(ACQUAINT)
             for region in others:
                 with contextlib.suppress(NoAnswer):

@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from tidings.server import plan as plans
 from tidings.server.asking import Asker, NoAnswer
 from tidings.server.configuration import Conflict, EmbeddedConfiguration
 from tidings.server.http import CallFailed, HttpServer, call_async
-from tidings.server.layout import SUPERVISOR, Layout, Process, is_running, started_at
+from tidings.server.layout import SUPERVISOR, Layout, Process, started_at
 from tidings.server.plan import Plan
 from tidings.server.replica import Spec
 from tidings.server.roster import ROSTER, Roster
@@ -74,13 +75,22 @@ class Child:
         self.slot = slot
         self.region: RegionId = region_of(slot)
         self.address = address
-        self.pid: int | None = None
+        self.process: Process | None = None  # with its start time: a number alone may be another process's by now
+        self.hatched = False  # by this supervisor, not found running
         self.since = 0.0  # when it was last started
         self.failures = 0
         self.held = False  # down on purpose: not started again by itself
         self.paused = False
         self.ended = asyncio.Event()  # the nursery has said that the process has ended
         self.telling: asyncio.Task[None] | None = None  # of what broke or healed while it started
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.alive
 
 
 class Nurse:
@@ -92,7 +102,7 @@ class Nurse:
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._hatching: dict[str, asyncio.Future[int]] = {}
+        self._hatching: dict[str, asyncio.Future[Process]] = {}
         self._ready = asyncio.Event()  # or gone
         self._starting = asyncio.Lock()
 
@@ -108,27 +118,36 @@ class Nurse:
         self._ready.clear()
         self._reading = asyncio.ensure_future(self._read(reader))
 
-    async def hatch(self, spec: Spec) -> int:
-        """Start a replica; its pid."""
+    async def hatch(self, spec: Spec) -> Process:
+        """Start a replica."""
         async with self._starting:
-            if self._process is None or self._process.poll() is not None:
+            ended = self._process is None or self._process.poll() is not None
+            if ended or self._reading is None or self._reading.done():
+                await self._let_go()
                 await self.start()
         await self._ready.wait()
         assert self._writer is not None and self._reading is not None
         if self._reading.done():
             raise OSError(f"the nursery has ended; see {self._files.log(SUPERVISOR)}")
-        hatched: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        hatched: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
         self._hatching[spec.slot] = hatched
         self._writer.write(msgspec.json.encode(spec) + b"\n")
         return await hatched
 
     async def stop(self) -> None:
-        """End the nursery; replicas go on."""
-        if self._writer is not None:
-            self._writer.close()
+        """End the nursery; replicas go on. What it has still been told to start it reports first."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write_eof()
         if self._reading is not None:
             await asyncio.gather(self._reading, return_exceptions=True)
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Make sure that there is no nursery: a new one may follow."""
+        if self._writer is not None:
+            self._writer.close()
         if self._process is not None:
+            self._process.terminate()
             await asyncio.to_thread(self._process.wait)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -138,17 +157,25 @@ class Nurse:
                 if "ready" in said:
                     self._ready.set()
                 elif "slot" in said:
-                    self._hatching.pop(said["slot"]).set_result(said["pid"])
+                    self._hatched(said["slot"], Process(pid=said["pid"], started=said["started"]))
                 else:
                     self._ended(said["pid"], said["code"])
-        except OSError:
-            log.warning("the nursery is gone; it is started again with the next replica")
+        except Exception as error:  # whatever it is, the next replica gets a nursery that can be understood
+            log.warning("the nursery is gone; it is started again with the next replica", error=repr(error))
         finally:
             self._ready.set()
             for waiting in self._hatching.values():
                 if not waiting.done():
                     waiting.set_exception(OSError("the nursery has ended; see the supervisor's log"))
             self._hatching.clear()
+
+    def _hatched(self, slot: str, process: Process) -> None:
+        waiting = self._hatching.pop(slot, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(process)
+        else:  # whoever wanted it has been cancelled: nobody would ever end it
+            log.info("a replica has started that nobody waits for: it is ended", slot=slot, pid=process.pid)
+            _signal(process, signal.SIGTERM)
 
 
 class Supervisor:
@@ -160,6 +187,7 @@ class Supervisor:
         self.files = Layout(options.root).make()
         self.token = secrets.token_hex(16)
         self.services: dict[RegionId, EmbeddedConfiguration] = {}
+        self.unwanted: set[RegionId] = set()  # whose services are down on purpose
         self.children: dict[str, Child] = {}
         self.cuts: set[tuple[RegionId, RegionId]] = set()
         self.impaired: dict[tuple[RegionId, RegionId], dict[str, Any]] = {}  # what was changed of a link
@@ -170,6 +198,8 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._http: HttpServer | None = None
         self._lock: int | None = None
+        self._started = False
+        self._changing: defaultdict[RegionId, asyncio.Lock] = defaultdict(asyncio.Lock)  # who starts or stops a service
         self._founding: set[str] = set()
 
     # --- life -----------------------------------------------------------------------------------------------
@@ -199,20 +229,25 @@ class Supervisor:
         layout.write(self.files.run_file(SUPERVISOR), me)
         for child in self.children.values():
             self._watch(child)
-        self._tasks["services"] = asyncio.ensure_future(self._keep_services())
+        for service in self.services.values():
+            self._tasks[f"{service.region}/config"] = asyncio.ensure_future(self._keep_service(service))
         if not self.plan.durable and len(self.plan.regions) > 1:
             self._tasks["memory"] = asyncio.ensure_future(self._keep_regions())
+        self._started = True
         log.info("supervisor", pid=pid, replicas=sorted(self.children), adopted=sorted(running))
 
     def _adopt(self) -> list[str]:
         """Replicas that an earlier supervisor has left running."""
-        adopted = []
-        for child in self.children.values():
-            found = self.files.process(child.slot)
-            if found is not None and found.alive:
-                child.pid = found.pid
-                adopted.append(child.slot)
-        return adopted
+        return [child.slot for child in self.children.values() if self._find(child)]
+
+    def _find(self, child: Child) -> bool:
+        """Adopt a replica that runs already, if there is one."""
+        found = self.files.process(child.slot)
+        if found is None or not found.alive:
+            return False
+        child.process, child.hatched = found, False
+        child.since = asyncio.get_running_loop().time()
+        return True
 
     def _found_anew(self) -> None:
         """Memory, and nobody runs: what there was is gone, so every region begins again."""
@@ -227,7 +262,10 @@ class Supervisor:
         await self.stopping.wait()
 
     async def stop(self) -> None:
-        """Stop the replicas, gracefully first, then the services. One that never had the lock touches nothing."""
+        """Stop the replicas, gracefully first, then the services. One that never had the lock touches nothing.
+
+        One that could not start ends only what it has begun: replicas that it found go on as they did without it.
+        """
         if self._lock is None:
             return
         telling = [child.telling for child in self.children.values() if child.telling is not None]
@@ -235,7 +273,8 @@ class Supervisor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*[self._end(child) for child in self.children.values()])
+        mine = [child for child in self.children.values() if self._started or child.hatched]
+        await asyncio.gather(*[self._end(child) for child in mine])
         await self._nurse.stop()
         for service in self.services.values():
             await service.stop()
@@ -259,55 +298,77 @@ class Supervisor:
         """Start a replica whenever it does not run, unless it is held."""
         loop = asyncio.get_running_loop()
         while True:
-            if child.pid is not None:
+            if child.process is not None:
                 await self._until_ended(child)
                 steady = child.held or loop.time() - child.since > STEADY
                 child.failures = 0 if steady else child.failures + 1
-                child.pid = None
+                child.process = None
             if child.failures:
                 await asyncio.sleep(min(PAUSE_MAX, PAUSE * 2.0 ** min(child.failures - 1, 10)))
             while child.held:
                 await asyncio.sleep(LOOK / 5)
             try:
-                await self._start(child)
-            except OSError as error:
+                if self._find(child):  # an earlier supervisor had started it, and it has said so only now
+                    log.info("a replica was found running", slot=child.slot, pid=child.pid)
+                else:
+                    await self._start(child)
+            except (TidingsError, OSError) as error:
                 child.failures += 1
                 log.error("a replica cannot be started", slot=child.slot, error=str(error))
 
-    async def _keep_services(self) -> None:
-        """Start a configuration service again whose machine or disk has failed."""
-        pause = PAUSE
+    async def _keep_service(self, service: EmbeddedConfiguration) -> None:
+        """Start a configuration service again whose machine or disk has failed, until it runs."""
+        region, pause = service.region, PAUSE
         while True:
             await asyncio.sleep(pause)
-            for service in self.services.values():
-                if service.running and service.host.failed.done():
-                    log.error("a configuration service has failed", error=str(service.host.failed.exception()))
-                    try:
+            async with self._changing[region]:
+                if region in self.unwanted or (service.running and not service.host.failed.done()):
+                    pause = PAUSE
+                    continue
+                try:
+                    if service.running:
+                        error = service.host.failed.exception()
+                        log.error("a configuration service has failed", region=region, error=str(error))
                         await service.stop()
-                        await service.start()
-                        pause = PAUSE
-                    except (TidingsError, OSError) as error:
-                        pause = min(PAUSE_MAX, 2 * pause)
-                        log.error("it cannot be started", region=service.region, error=str(error))
+                    await service.start()
+                except (TidingsError, OSError) as error:
+                    pause = min(PAUSE_MAX, 2 * pause)
+                    log.error("a configuration service cannot be started", region=region, error=str(error))
+
+    async def _want_service(self, region: RegionId, wanted: bool) -> None:
+        """Start or stop a service on purpose."""
+        service = self.services[region]
+        (self.unwanted.discard if wanted else self.unwanted.add)(region)
+        async with self._changing[region]:
+            if wanted and not service.running:
+                await service.start()
+            elif not wanted:
+                await service.stop()
 
     async def _keep_regions(self) -> None:
         """Found a region anew that has lost its memory: it goes on above what others hold (protocols/recovery.py)."""
+        pause = PAUSE
         while True:
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(pause)
             for region in self.lost():
                 try:
                     await self._found_region(region)
-                except (TidingsError, OSError) as error:
+                    pause = PAUSE
+                except (TidingsError, OSError) as error:  # its service is seen to, then it counts as lost again
+                    pause = min(PAUSE_MAX, 2 * pause)
                     log.error("a region cannot be founded anew", region=region, error=str(error))
 
     async def _found_region(self, region: RegionId) -> None:
         mine = [child for child in self.children.values() if child.region == region]
-        log.warning("all replicas of a region have lost their memory: it is founded anew", region=region)
         service = self.services[region]
-        await service.stop()
-        await asyncio.to_thread(service.found_anew)
-        await asyncio.gather(*[self._make_founder(child) for child in mine])
-        await service.start()
+        async with self._changing[region]:
+            if not service.running:  # it was stopped meanwhile
+                return
+            log.warning("all replicas of a region have lost their memory: it is founded anew", region=region)
+            await service.stop()
+            await asyncio.to_thread(service.found_anew)
+            await asyncio.gather(*[self._make_founder(child) for child in mine])
+            await service.start()
 
     async def _make_founder(self, child: Child) -> None:
         """Let a replica start under its first name; one that runs has come too late to have anything."""
@@ -336,7 +397,8 @@ class Supervisor:
         self._founding.discard(child.slot)
         child.ended.clear()
         child.paused = False
-        child.pid = await self._nurse.hatch(spec)
+        child.process = await self._nurse.hatch(spec)
+        child.hatched = True
         child.since = asyncio.get_running_loop().time()
         if self.options.lab:
             child.telling = asyncio.ensure_future(self._tell_when_up(child, spec))
@@ -349,7 +411,7 @@ class Supervisor:
 
     async def _until_ended(self, child: Child) -> None:
         """Wait for the nursery's word, and look oneself: it may be gone, or never have known."""
-        while child.pid is not None and is_running(child.pid):
+        while child.alive:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(child.ended.wait(), 10 * LOOK)
 
@@ -362,17 +424,17 @@ class Supervisor:
 
     async def _end(self, child: Child) -> None:
         """Stop a process: gently, then for good."""
-        pid = child.pid
-        if pid is None or not is_running(pid):
+        process = child.process
+        if process is None:
             return
         for number in (signal.SIGTERM, signal.SIGCONT):
-            _signal(pid, number)
+            _signal(process, number)
         loop = asyncio.get_running_loop()
         end = loop.time() + GRACE
-        while is_running(pid):
+        while process.alive:
             if loop.time() > end:
-                log.warning("a replica does not stop: killed", slot=child.slot, pid=pid)
-                _signal(pid, signal.SIGKILL)
+                log.warning("a replica does not stop: killed", slot=child.slot, pid=process.pid)
+                _signal(process, signal.SIGKILL)
                 end = loop.time() + GRACE
             await asyncio.sleep(LOOK / 2)
 
@@ -517,7 +579,7 @@ class Supervisor:
                 self.pause(self.child(name), seconds)
             case {"kind": "config", "region": str(name), "running": bool(running)}:
                 self.plan.region(name)
-                await (self.services[name].start() if running else self.services[name].stop())
+                await self._want_service(name, running)
             case _:
                 raise BadInput(f"{request} is no fault: there are cut, heal, impair, kill, restart, pause, config")
         log.info("fault", **request)
@@ -549,10 +611,10 @@ class Supervisor:
 
     async def _tell_when_up(self, child: Child, spec: Spec) -> None:
         """What has broken or healed between a replica's start and its first word it must be told then."""
-        pid = child.pid
-        while child.pid == pid and pid is not None and is_running(pid):
+        process = child.process
+        while process is not None and child.process is process and process.alive:
             found = self.files.process(child.slot)
-            if found is not None and found.pid == pid:
+            if found is not None and found.pid == process.pid:
                 if (spec.cuts, spec.impaired) != (self._cut_links(), self._impaired_links()):
                     await self._tell_faults(child)
                 return
@@ -561,8 +623,8 @@ class Supervisor:
     async def kill(self, child: Child) -> None:
         """SIGKILL; it stays down until `restart`."""
         child.held = True
-        if child.pid is not None:
-            _signal(child.pid, signal.SIGKILL)
+        if child.process is not None:
+            _signal(child.process, signal.SIGKILL)
         while child.pid is not None:
             await asyncio.sleep(LOOK / 5)
 
@@ -578,24 +640,26 @@ class Supervisor:
 
     def pause(self, child: Child, seconds: float) -> None:
         """SIGSTOP for a while."""
-        pid = child.pid
-        if pid is None:
+        process = child.process
+        if process is None or not process.alive:
             raise BadInput(f"{child.slot} does not run")
         child.paused = True
-        _signal(pid, signal.SIGSTOP)
+        _signal(process, signal.SIGSTOP)
 
         def resume() -> None:
-            if child.pid == pid:
-                _signal(pid, signal.SIGCONT)
+            if child.process is process:
+                _signal(process, signal.SIGCONT)
                 child.paused = False
                 self._waking = asyncio.ensure_future(self._tell_faults(child))
 
         asyncio.get_running_loop().call_later(seconds, resume)
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+def _signal(process: Process, number: signal.Signals) -> None:
+    """Signal a process, unless it has ended: its number may be another one's by now."""
+    if process.alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 # --- the process ----------------------------------------------------------------------------------------------------

@@ -88,6 +88,11 @@ class Disk:
             os.close(self._lock)
             raise
         try:
+            if os.environ.get(IMAGES):
+                self.on_sync = partial(files.keep_image, path)
+                if not files.image_of(path).exists():
+                    self.on_sync()  # it was synced when it was made
+            self._make_durable()
             self.state = self._read_state(node)
         except BaseException:
             self.close()
@@ -98,10 +103,6 @@ class Disk:
         self._measure()  # kept as numbers, because another thread may ask while the map moves
         self.newest_generation = self._newest_generation()
         self.garbage = self._garbage_of(self.state)
-        if os.environ.get(IMAGES):
-            self.on_sync = partial(files.keep_image, path)
-            if not files.image_of(path).exists():
-                self.on_sync()  # it was synced when it was made
 
     def _measure(self) -> None:
         info = self._environment.info()
@@ -112,6 +113,14 @@ class Disk:
         """Let go of the file and the lock."""
         self._environment.close()
         os.close(self._lock)
+
+    def _make_durable(self) -> None:
+        """Sync what a process has left that died before it could: whoever reads it takes it to be on the disk."""
+        try:
+            self._sync()
+            files.sync_directory(self.path.parent)
+        except (lmdb.Error, OSError) as error:
+            raise StoreFailed(f"{self.path}: sync failed: {error}; what it holds may not be on the disk") from error
 
     # --- reading ------------------------------------------------------------------------------------
 

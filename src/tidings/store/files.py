@@ -11,7 +11,6 @@ import os
 import resource
 import shutil
 from pathlib import Path
-from typing import Any
 
 import lmdb
 
@@ -28,7 +27,8 @@ def open_environment(path: Path, map_size: int) -> lmdb.Environment:
 
     A commit syncs the data before it writes the meta page that refers to them (``sync``), but not that page
     (``metasync``): the store does this itself, so that there is one place where a group becomes durable. A power cut in
-    between leaves the state before. There is one thread in one process, so LMDB needs no lock file of its own.
+    between leaves the state before; after a mere crash the group is there, and the next opening syncs it. There is one
+    thread in one process, so LMDB needs no lock file of its own.
     """
     return lmdb.open(str(path), map_size=map_size, lock=False, sync=True, metasync=False, max_dbs=0)
 
@@ -47,9 +47,9 @@ def create(path: Path, map_size: int, first: list[tuple[bytes, bytes]]) -> None:
     finally:
         environment.close()
     (fresh / LOCK).touch()
-    _sync_directory(fresh)
+    sync_directory(fresh)
     fresh.rename(path)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def lock(path: Path) -> int:
@@ -78,7 +78,7 @@ def quarantine(path: Path) -> Path | None:
     while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
     path.rename(aside)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
     return aside
 
 
@@ -88,7 +88,7 @@ def discard(path: Path) -> None:
         doomed = path.with_name(path.name + ".new")  # `create` removes what has this name
         shutil.rmtree(doomed, ignore_errors=True)
         path.rename(doomed)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
         shutil.rmtree(doomed)
 
 
@@ -121,7 +121,8 @@ def cramped(path: Path) -> bool:
     return near or free_bytes(path) < SPARE_BYTES
 
 
-def _sync_directory(path: Path) -> Any:
+def sync_directory(path: Path) -> None:
+    """Make durable which names are in a directory."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

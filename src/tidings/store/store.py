@@ -132,9 +132,9 @@ class Store:
         max_map_size: int = MAX_MAP_BYTES,
         queue_bytes: int = QUEUE_BYTES,
     ) -> Store:
-        """Open a store, or make a new one, and read all of it.
+        """Open a store, or make a new one, and read all of it. What is read is durable, whoever wrote it.
 
-        Raises `StoreDamaged`, `StoreTooNew`, `StoreBusy` or `StoreForeign`.
+        Raises `StoreDamaged`, `StoreTooNew`, `StoreBusy`, `StoreForeign` or `StoreFailed`.
         """
         if durability == "memory":
             return cls(None, queue_bytes)
