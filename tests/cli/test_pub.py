@@ -145,7 +145,7 @@ def test_more_than_may_be_pending_is_published(url: str, stream: str, form: str,
         (b'{"attrs": {"price": "abc"}}', "values declared double"),
         (b'{"attrs": {"count": 99999999999999999999999}}', "values declared int"),
         (b'{"attrs": {"colour": 1}}', "attribute 'colour' is not declared"),
-        (b'{"payload": "%s"}' % (b"x" * 2 * MEGABYTE), "a key and payload of 2000000 bytes"),
+        (b'{"payload": "%s"}' % (b"x" * 2 * MEGABYTE), "key, payload and attributes of 2000000 bytes"),
     ],
 )
 def test_a_line_that_is_refused_ends_it_with_what_is_published(url: str, stream: str, line: bytes, why: str) -> None:
