@@ -148,3 +148,16 @@ def test_of_two_policies_the_one_that_collects_more_decides() -> None:
     published(history, 10, 50.0)
     assert due_before(policy, history, 60.0) == 13
     assert due_before(policy, history, 10_000.0) == 21
+
+
+@pytest.mark.parametrize("text", ["older-than:40000d", "keep-last:2000000000000000000", "older-than:0.0005s"])
+def test_what_was_let_pass_with_other_bounds_is_still_read(text: str) -> None:
+    with pytest.raises(BadInput):
+        GcPolicy.parse(text)
+    assert GcPolicy.parse(text, bounded=False) != GcPolicy()
+
+
+def test_what_is_no_number_is_not_read_either() -> None:
+    for text in (f"keep-last:{'9' * 5000}", "keep-last:0", "older-than:inf", "older-than:nan", "older-than:-1s"):
+        with pytest.raises(BadInput):
+            GcPolicy.parse(text, bounded=False)

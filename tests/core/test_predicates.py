@@ -201,3 +201,13 @@ def test_a_predicate_over_other_attributes_than_the_stream_s_may_not_be_publishe
     with pytest.raises(BadInput, match="no attribute of the stream"):
         refuse_unsound(where_rows(1, [text]), SCHEMA)
     refuse_unsound(where_rows(1, ["(n int) n > 1"]), SCHEMA)
+
+
+def test_a_predicate_that_is_committed_already_is_applied_whatever_it_makes() -> None:
+    large = f"(tenant string) length(concat({', '.join(['tenant'] * 33)})) > 100"
+    with pytest.raises(BadInput, match="joins more than 32 texts"):
+        refuse_unsound(where_rows(1, [large]), SCHEMA)
+    history = History("s")
+    history.accept(tenants(1, ["acme", "x"]))
+    history.accept(wheres(3, large))
+    assert alive(history) == [2, 3]

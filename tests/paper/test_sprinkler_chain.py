@@ -656,3 +656,15 @@ def test_a_voided_record_is_found_out_by_a_neighbour_that_has_only_a_snapshot() 
     rig.take(Compare, dst="B")  # N alone must find it out
     rig.settle()
     assert ("A", "old_disk_found") in rig.reports and "A" not in rig.membership.replicas
+
+
+def test_a_member_that_has_fetched_once_is_sent_everything_that_follows() -> None:
+    """What a newcomer may have under way is bounded by what it acknowledges; a member is no newcomer."""
+    rig = ChainRig("AB", settings=ChainSettings(backlog=8))
+    rig.append("A")
+    rig.sync("A")
+    rig.take(Append)  # lost: with the next one B sees the gap
+    for _ in range(20):
+        rig.append("A")
+        rig.settle()
+    assert rig.logs("A", "B") == [21, 21] and rig.committed("A") == list(range(1, 22))

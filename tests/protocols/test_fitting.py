@@ -8,12 +8,15 @@ import pyarrow as pa
 import pytest
 
 from tidings.core.rows import ROW_SCHEMA, ArrowRows, data_rows, where_rows
-from tidings.protocols.catalog import DeclareLost, Defined, NotDefined
+from tidings.protocols.catalog import LAST_LOST, DeclareLost, Define, Defined, NotDefined
+from tidings.protocols.chain import Ack, Compared
 from tidings.protocols.configuration import Current
 from tidings.protocols.kernel import Message, Persist, Persisted, Received, Send
+from tidings.protocols.leases import Lease
 from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import LAST_LOST, Proxy, ProxySettings, StreamDef
+from tidings.protocols.proxy import Proxy, ProxySettings, StreamDef
 from tidings.protocols.publishing import OpenSession, Publish, Published, Rejected, SessionOpened
+from tidings.protocols.subscriptions import OpenCursor
 
 
 class Owner:
@@ -82,3 +85,28 @@ def test_a_loss_leaves_numbers_to_be_published(hi: int) -> None:
     (declared,) = owner.hears(DeclareLost(2, "s", 1, LAST_LOST))
     assert isinstance(declared, Defined)
     assert owner.publishes(data_rows(1, None, [b"x"])) == "published"
+
+
+def test_a_head_that_does_not_know_yet_whether_a_stream_is_defined_refuses_nothing_for_good() -> None:
+    """It has restarted: the definition is in its log, and that it is committed it hears later."""
+    proxy = Proxy("p", "r", "config", [], {}, ProxySettings(), [], random.Random(1))
+
+    def hears(message: Message, src: str = "c") -> list[Message]:
+        effects = list(proxy.handle(1.0, Received(src, message)))
+        for effect in effects:
+            if isinstance(effect, Persist):
+                effects += proxy.handle(1.0, Persisted(effect.token))
+        return [effect.message for effect in effects if isinstance(effect, Send) and effect.to == "c"]
+
+    hears(Current(Membership("r", 1, ("p", "q")), proxy.chain.nonce), "config")
+    hears(Compared(1, 0, 0, 0), "q")
+    hears(OpenSession("me", 1))
+    (opened,) = hears(Ack(1, 1), "q")
+    assert isinstance(opened, SessionOpened)
+    hears(Define(1, "create", StreamDef("s", "")))
+    batch = Publish("s", "me", opened.session, 1, data_rows(1, None, [b"x"]))
+    assert hears(batch) == [Rejected(opened.session, 1, "busy")]
+    assert hears(Lease("l", "s", grant=True)) == hears(OpenCursor("n", "s", 1)) == []
+    hears(Ack(1, 2), "q")
+    hears(batch)
+    assert Published(opened.session, 1, 1, 2) in hears(Ack(1, proxy.log.last), "q")

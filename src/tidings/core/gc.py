@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SLACK = 8  # ours, because an eighth more than asked for is cheap to store, and makes collecting events rare
 MOST = 1 << 60  # ours: more events than any stream has, and sums of them fit into 64 bits
 DIGITS = len(str(MOST))
+READABLE = 4300  # digits that Python reads as a number
 SHORTEST, LONGEST = 1e-3, 36_525 * 86400.0  # seconds; ours: clocks tell no less, and nobody waits for more: a century
 SHOWN = 40  # characters of a text that is told to be wrong
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -38,8 +39,11 @@ class GcPolicy(msgspec.Struct, frozen=True, gc=False):
     older_than: float | None = None  # seconds
 
     @classmethod
-    def parse(cls, text: str) -> GcPolicy:
-        """The policy a user wrote; `BadInput` says what is wrong with it."""
+    def parse(cls, text: str, bounded: bool = True) -> GcPolicy:
+        """The policy a user wrote; `BadInput` says what is wrong with it.
+
+        What is committed already is read without the bounds: whoever let it pass may have had others.
+        """
         found: dict[str, bool | int | float] = {}
         parts = [part.strip() for part in text.split(",")]
         for part in parts:
@@ -52,9 +56,9 @@ class GcPolicy(msgspec.Struct, frozen=True, gc=False):
             if part == "by-key":
                 found[field] = True
             elif name == "keep-last" and colon:
-                found[field] = _count(value)
+                found[field] = _count(value, bounded)
             elif name == "older-than" and colon:
-                found[field] = _seconds(value)
+                found[field] = _seconds(value, bounded)
             elif part != "none":
                 raise BadInput(f"garbage collection {_clipped(text)!r}: {_clipped(part)!r} is unknown; {USAGE}")
         return msgspec.convert(found, cls)
@@ -98,20 +102,20 @@ def _leave(history: History, kept: int) -> int:
     return max(n, history.low)
 
 
-def _count(text: str) -> int:
-    short = len(text) <= DIGITS  # Python reads no number of thousands of digits
-    if not (short and text.isascii() and text.isdigit() and 0 < int(text) <= MOST):
+def _count(text: str, bounded: bool) -> int:
+    short = len(text) <= (DIGITS if bounded else READABLE)
+    if not (short and text.isascii() and text.isdigit() and 0 < int(text) <= (MOST if bounded else int(text))):
         raise BadInput(f"keep-last:{_clipped(text)}: N must be a whole number from 1 to {MOST}")
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str, bounded: bool) -> float:
     number, unit = (text[:-1], UNITS[text[-1]]) if text and text[-1] in UNITS else (text, 1.0)
     try:
         seconds = float(number) * unit
     except ValueError:
         seconds = 0.0
-    if not SHORTEST <= seconds <= LONGEST:  # nor is it, if it is not a number
+    if not (SHORTEST <= seconds <= LONGEST if bounded else 0.0 < seconds < float("inf")):  # nor if it is no number
         raise BadInput(
             f"older-than:{_clipped(text)}: must be a time such as 90s, 12h or 7d, "
             f"from {SHORTEST:g}s to {LONGEST / UNITS['d']:.0f}d"

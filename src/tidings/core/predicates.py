@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidings.core.errors import BadFilter, BadInput, NotFinal
-from tidings.core.filters import AttrType, Filter, format_attributes, parse, parse_attributes
+from tidings.core.filters import MAX_GROWTH, AttrType, Filter, format_attributes, parse, parse_attributes
 from tidings.core.rows import DATA, GC, WHERE, ArrowRows, Mask
 
 NAMED = ("key", "seq")  # the columns besides attributes that a predicate may depend on
@@ -44,9 +44,11 @@ class Predicate:
     attributes: Mapping[str, AttrType]  # those it names
 
     @classmethod
-    def make(cls, sql: str, attributes: Mapping[str, AttrType], by_key: bool = False) -> Predicate:
+    def make(
+        cls, sql: str, attributes: Mapping[str, AttrType], by_key: bool = False, bounded: bool = True
+    ) -> Predicate:
         """The predicate a user wrote for a stream; `BadFilter` or `NotFinal` says why it cannot be published."""
-        found = parse(sql, attributes)
+        found = parse(sql, attributes, bounded)
         named = {name: kind for name, kind in sorted(attributes.items()) if name in found.columns}
         for name in found.columns:
             if name not in named and name not in NAMED:
@@ -90,7 +92,7 @@ def _read(text: str, by_key: bool) -> Predicate:
     found = _FORM.fullmatch(text)
     if found is None:
         raise BadFilter("a predicate event says (types) condition", 1, 1, text[:80])
-    predicate = Predicate.make(found["sql"], parse_attributes(found["types"]), by_key)
+    predicate = Predicate.make(found["sql"], parse_attributes(found["types"]), by_key, bounded=False)
     return replace(predicate, text=text)  # as published, whatever is canonical by now: all nodes compare that
 
 
@@ -109,6 +111,8 @@ def refuse_unsound(rows: ArrowRows, attributes: Mapping[str, AttrType], by_key: 
         if (kinds > GC).any() or (counts & (kinds != GC)).any() or (keyed & (kinds == GC)).any():
             raise BadInput(f"an event that collects is of kind {GC} and has no key, others have no before")
     for seq, predicate in predicates_in(rows, by_key):
+        if predicate.filter.root.growth > MAX_GROWTH:
+            raise BadInput(f"event {seq} joins more than {MAX_GROWTH} texts to one")
         for name, kind in predicate.attributes.items():
             if attributes.get(name) != kind:
                 raise BadInput(f"event {seq} collects by {name!r} as {kind}, which is no attribute of the stream")

@@ -206,7 +206,7 @@ class Catalog:
 
         Another region may run other code: raises `BadInput`, and changes nothing, if no stream can be as it says.
         """
-        refuse_nonsense(definition)
+        refuse_nonsense(definition, bounded=False)
         if definition.region != owner:
             raise BadInput(f"region {owner} defines {definition.name!r} of region {definition.region}: only its own")
         claims = self.claims.setdefault(definition.name, {})
@@ -222,15 +222,18 @@ def age(claim: StreamDef) -> tuple[bool, int, RegionId]:
     return claim.deleted, claim.created, claim.region
 
 
-def refuse_nonsense(definition: StreamDef) -> None:
-    """Raise `BadInput` with the reason if no stream can be as this says; what is deleted need not be anything."""
+def refuse_nonsense(definition: StreamDef, bounded: bool = True) -> None:
+    """Raise `BadInput` with the reason if no stream can be as this says; what is deleted need not be anything.
+
+    ``bounded``: nor may one that is new.
+    """
     _refuse_name(definition.name)
     if definition.deleted:
         return
     if definition.counted < 0:
         raise BadInput(f"stream {definition.name!r}: events of {definition.counted} bytes make no sense")
     parse_attributes(definition.attrs)
-    refuse_policy(definition.name, GcPolicy.parse(definition.gc), definition.counted > 0)
+    refuse_policy(definition.name, GcPolicy.parse(definition.gc, bounded), definition.counted > 0)
 
 
 def _refuse_name(name: StreamId) -> None:
@@ -256,3 +259,20 @@ def _definition(payload: bytes | None) -> StreamDef | None:
         return msgspec.msgpack.decode(payload or b"", type=StreamDef)
     except msgspec.DecodeError:
         return None
+
+
+LAST_LOST = 1 << 62
+"""Where a loss ends at the latest; ours, because whatever is published after it must find numbers below 2**63."""
+
+
+def refused_loss(stream: StreamDef, end: int, lo: int, hi: int) -> str:
+    """Why a range of a stream that ends at ``end`` cannot be declared lost, or ""."""
+    if stream.counted:
+        return f"stream {stream.name!r} only counts its events, so a part of them cannot be lost"
+    if not FIRST <= lo < hi <= LAST_LOST:
+        return f"[{lo}, {hi}) is not a range of numbers up to {LAST_LOST}"
+    if lo < end:
+        return f"stream {stream.name!r}: everything below {end} is known, and what is known is not lost"
+    if lo > end:
+        return f"stream {stream.name!r} ends at {end}: declare [{end}, {hi}), or [{end}, {lo}) would be a hole"
+    return ""

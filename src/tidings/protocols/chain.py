@@ -442,9 +442,11 @@ class Chain:
             if self.snapshot is None or self.snapshot[0] <= after:
                 at = self.log.committed
                 self.snapshot = (at, self.log.snapshot(self.settings.chunk_rows), self.log.made(at))
-            self._fed_up_to(self.snapshot[0])
+            if src == self.membership.joining:
+                self._fed_up_to(self.snapshot[0])
             return self._send_piece(src, self.snapshot[0], 0)
-        self._fed_up_to(after)
+        if src == self.membership.joining:  # a member that saw a gap is level, and its acknowledgements move no feed
+            self._fed_up_to(after)
         self.sent = after
         return self._forward() or [Send(src, Append(self.membership.epoch, ()))]
 

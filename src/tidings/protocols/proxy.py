@@ -43,6 +43,7 @@ from tidings.protocols.catalog import (
     definition_rows,
     definitions_in,
     definitions_of,
+    refused_loss,
 )
 from tidings.protocols.chain import (
     Ack,
@@ -155,9 +156,6 @@ from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
 
 OWNER = "_owner"
 """The publisher name of events that a stream's owner publishes by itself ("before n" of a policy)."""
-
-LAST_LOST = 1 << 62
-"""Where a loss ends at the latest; ours, because whatever is published after it must find numbers below 2**63."""
 
 ANSWERS = 1024  # owed for one record; ours: more clients than ask within the time a record takes
 WEIGHED = 4  # leases whose dead rows are counted in one go; ours: a few milliseconds where millions are dead
@@ -454,7 +452,9 @@ class Proxy:
             held = self.chain.busy or self.sinks.busy(batch.stream)
             verdict = "busy" if held else self._fits(batch.stream, batch.rows) or "new"
             if verdict in REFUSED:
-                return self._refuse(now, src, batch, verdict)
+                if not self._uncommitted(batch.stream):
+                    return self._refuse(now, src, batch, verdict)
+                verdict = "busy"  # it may fit what the stream is going to be
         if isinstance(verdict, Batch):
             again = Published(batch.session, batch.first, verdict.lo, verdict.lo + verdict.count)
             across = [Report("retry_across_failover")] if verdict.lsn <= (self.led or 0) else []
@@ -608,13 +608,17 @@ class Proxy:
         Until it is, nothing foreign is put into the log under the name: so each record that carries rows of another
         region's stream finds, wherever it is committed, the owner that its head knew.
         """
-        log, owned = self.log, PREFIX + self.owners.get(name, "")
+        owned = PREFIX + self.owners.get(name, "")
+        return any([each.deleted or by != owned for by, each in self._uncommitted(name)])
+
+    def _uncommitted(self, name: StreamId) -> list[tuple[StreamId, StreamDef]]:
+        """The definitions of a name in records that are not committed, and the streams that carry them."""
+        log = self.log
         if all([log.ends[each] == log.histories[each].horizon for each in self.definitions]):
-            return False
+            return []
         parts = [part for record in log.between(log.committed, log.last) for part in record.parts]
         found = [(part.stream, definitions_in(part.rows)) for part in parts if part.stream.startswith(PREFIX)]
-        told = [(by == owned, each) for by, some in found for each in some if each is not None and each.name == name]
-        return any([each.deleted or not by_owner for by_owner, each in told])
+        return [(by, each) for by, some in found for each in some if each is not None and each.name == name]
 
     def _let_go(self, name: StreamId, reason: str) -> None:
         """What was followed under this name is no more: forget its rows, and whoever has to do with it."""
@@ -631,7 +635,7 @@ class Proxy:
             self.owners.pop(stream.name, None)
             self.clocks.pop(stream.name, None)
             return
-        policy = GcPolicy.parse(stream.gc)
+        policy = GcPolicy.parse(stream.gc, bounded=False)
         history = self._history(stream.name, policy, stream.counted > 0)  # before anything changes
         if self.owners.get(stream.name, stream.region) != stream.region:
             self._let_go(stream.name, f"is region {stream.region}'s, which has the older claim to the name: begin anew")
@@ -663,6 +667,8 @@ class Proxy:
         """Write down for good that nobody has a range which begins where the stream ends; asked again, say so again."""
         stream = self.streams.get(request.stream)
         if stream is None or stream.region != self.region or stream.deleted:
+            if self._uncommitted(request.stream):
+                return [Report("declare_busy")]
             reason = f"region {self.region} has no stream {request.stream!r}"
             return self._answer_as_head(now, src, NotDefined(request.nonce, reason))
         history, end = self.log.histories[stream.name], self.log.ends[stream.name]
@@ -671,7 +677,7 @@ class Proxy:
         lo, hi = request.lo, request.hi
         if history.is_lost(lo, hi):
             return [Send(src, Defined(request.nonce, stream))]
-        if reason := _refused_loss(stream, end, lo, hi):
+        if reason := refused_loss(stream, end, lo, hi):
             return self._answer_as_head(now, src, NotDefined(request.nonce, reason))
         effects = self._append(now, [Span.declared_lost(stream.name, lo, hi)], None)
         return [*effects, *self._answer(src, self.log.last, Defined(request.nonce, stream))]
@@ -682,6 +688,8 @@ class Proxy:
             return [Report("cursor_busy")]  # asked again later
         stream = self._readable(message.stream)
         if stream is None or stream.deleted:
+            if self._uncommitted(message.stream):
+                return [Report("cursor_busy")]
             reason = f"stream {message.stream!r} is unknown here"
             refusal = CursorAt(message.name, message.stream, 0, 0, reason, unknown=True)
             return [Report("cursor_refused"), *self._answer_as_head(now, src, refusal)]
@@ -719,6 +727,8 @@ class Proxy:
             return [Report("lease_busy")]  # asked again later
         stream = self._readable(message.stream)
         if stream is None or stream.region != self.region or stream.deleted:
+            if self._uncommitted(message.stream):
+                return [Report("lease_busy")]
             reason = f"region {self.region} has no such stream"
             return self._answer_as_head(now, src, Unleased(message.name, message.stream, reason))
         answer, changed, reports = self.leases.receive(now, message, self.log.ends[message.stream])
@@ -870,19 +880,6 @@ class Proxy:
             tick = self.clocks[stream].next(now) if stream in self.clocks else 0
             rows = before_rows(lo, [before], Origin(lo, lo + 1, OWNER, tick, lo, tick, now, self.region))
         return Span.of(stream, lo, rows)
-
-
-def _refused_loss(stream: StreamDef, end: int, lo: int, hi: int) -> str:
-    """Why a range of a stream that ends at ``end`` cannot be declared lost, or ""."""
-    if stream.counted:
-        return f"stream {stream.name!r} only counts its events, so a part of them cannot be lost"
-    if not FIRST <= lo < hi <= LAST_LOST:
-        return f"[{lo}, {hi}) is not a range of numbers up to {LAST_LOST}"
-    if lo < end:
-        return f"stream {stream.name!r}: everything below {end} is known, and what is known is not lost"
-    if lo > end:
-        return f"stream {stream.name!r} ends at {end}: declare [{end}, {hi}), or [{end}, {lo}) would be a hole"
-    return ""
 
 
 def _parts_of(stream: StreamId, fresh: list[Committed]) -> list[Span]:
