@@ -674,3 +674,14 @@ def test_a_filter_on_a_stream_that_only_counts_is_refused() -> None:
     (refusal,) = replica.handle(0.0, Received("c", Follow(1, "counts", EARLIEST, "seq > 3")))
     assert isinstance(refusal, Send) and isinstance(refusal.message, Unfollowed)
     assert "nothing to filter by" in refusal.message.reason
+
+
+def test_a_head_that_does_not_know_yet_that_it_is_one_is_not_asked_again_at_once() -> None:
+    """Whoever answers each answer with another question keeps both sides busy for nothing."""
+    client = subscriber(name="desk")
+    older = Membership(
+        client.membership.region, client.membership.epoch - 1, tuple(reversed(client.membership.replicas))
+    )
+    assert messages(client.handle(0.1, Received(client.membership.head, NotHead(older)))) == []
+    ((to, asked),) = messages(client.handle(0.1, Received(client.membership.tail, NotHead(client.membership))))
+    assert to == client.membership.head and isinstance(asked, OpenCursor)

@@ -654,8 +654,10 @@ class Subscriber:
                 return self._end(reason)
             case Received(_, CursorAt() as at) if (at.name, at.stream) == (self.name, self.stream):
                 return self._cursor(now, at)
-            case Received(_, NotHead(membership)):
+            case Received(src, NotHead(membership)):
                 effects = self._learn(now, membership)
+                if src == self.membership.head:  # it does not know yet that it is: asked again when time has passed
+                    return effects
                 self.head = 0
                 return self._ask() if not self.opened else effects
             case Take(horizon):
