@@ -51,7 +51,7 @@ test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 3 --cov --cov-report=term
+	$(BIN)/pytest -n 4 --cov --cov-report=term
 
 bench: setup
 	$(BIN)/tidings bench gc

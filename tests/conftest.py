@@ -7,7 +7,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 SPARK = "tests/spark/"
-APART = ("faults", "lake", "live_command", "reader", "restore", "standing")
+APART = ("faults", "lake", "live_command", "pipeline_refusals", "reader", "restore", "standing")
 """Its tests that have no use for the session: without Spark, or with drivers of their own."""
 ALSO = ("tests/lab/test_collection.py::test_the_queries_ask_spark",)
 """Tests of other places that have."""

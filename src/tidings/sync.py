@@ -282,12 +282,18 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
-        if left := asyncio.all_tasks(loop):
-            for task in left:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(_end())
     finally:
         loop.close()
+
+
+async def _end() -> None:
+    """Cancel what is under way; and let those know whose call has ended just now, with the loop's last turn."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.sleep(0)
 
 
 def _besides(error: Exception, count: int) -> Exception:

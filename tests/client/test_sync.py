@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,26 @@ def test_threads_that_publish_while_the_connection_is_closed_are_told_so(url: st
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads) and len(told) == 3
     assert {type(error) for error in told} <= {errors.Closed, errors.UnknownStream}
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, loop_factory() or asyncio.new_event_loop])
+@pytest.mark.parametrize("turns", range(4))
+def test_a_call_that_ends_while_the_loop_does_is_answered(
+    factory: Callable[[], asyncio.AbstractEventLoop], turns: int
+) -> None:
+    async def answer() -> int:
+        return 7
+
+    def stop(turns: int) -> None:
+        loop.call_soon(stop, turns - 1) if turns else loop.stop()
+
+    loop = factory()
+    called = asyncio.run_coroutine_threadsafe(answer(), loop)
+    stop(turns)
+    thread = threading.Thread(target=sync._run, args=(loop,))
+    thread.start()
+    thread.join()
+    assert called.done() and (called.cancelled() or called.result() == 7)
 
 
 def test_a_durable_subscription_of_blocking_code_resumes(url: str) -> None:

@@ -1,11 +1,15 @@
-"""A cluster for blocking tests, and streams with rows in it."""
+"""A cluster for blocking tests, streams with rows in it, and the pipeline in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -120,3 +124,18 @@ def fingerprint(df: Any) -> tuple[int, int]:
 def published(spark: Any, rows: pa.Table, lo: int = 1) -> Any:
     """What was published as rows numbered from lo on, as a data frame made without Tidings."""
     return spark.createDataFrame(rows.append_column("seq", pa.array(range(lo, lo + rows.num_rows), pa.int64())))
+
+
+def pipeline_process(command: str, folder: Path, url: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a process of its own: the one of the tests has a session that has no server in it."""
+    paths = os.pathsep.join([each for each in sys.path if each])
+    words = ["-m", "tidings.cli.app", "pipeline", command, "--json", "--dir", str(folder), "--url", url, *more]
+    return subprocess.run(
+        [sys.executable, *words],
+        env=os.environ | {"PYTHONPATH": paths},
+        cwd=folder.parent,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +14,7 @@ import pytest
 
 from server.rig import tidings
 from spark.lakes import NOON, rows_for
-from spark.rig import ATTRS, Cluster
+from spark.rig import ATTRS, Cluster, pipeline_process
 from tidings import sync
 from tidings.cli.pipeline import place
 from tidings.core.errors import BadInput
@@ -259,23 +256,8 @@ def feed(tmp_path: Path) -> Iterator[Feed]:
         cluster.stop()
 
 
-def process(command: str, folder: Path, url: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """Run it in a process of its own: this one has a session that has no server in it."""
-    paths = os.pathsep.join([each for each in sys.path if each])
-    words = ["-m", "tidings.cli.app", "pipeline", command, "--json", "--dir", str(folder), "--url", url, *more]
-    return subprocess.run(
-        [sys.executable, *words],
-        env=os.environ | {"PYTHONPATH": paths},
-        cwd=folder.parent,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-
-
 def pipeline(feed: Feed, folder: Path) -> dict[str, Any]:
-    done = process("run", folder, feed.cluster.local.url("r1"))
+    done = pipeline_process("run", folder, feed.cluster.local.url("r1"))
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -337,35 +319,6 @@ def _compare(spark: Any, feed: Feed, folder: Path, result: dict[str, Any], ended
     }
 
 
-def test_the_streams_of_a_cluster_that_was_replaced_are_not_mixed(small: Cluster, tmp_path: Path) -> None:
-    def prepare(cluster: Cluster, events: int, what: bytes) -> str:
-        with cluster.connect() as t:
-            for name in ("empty", "s"):
-                t.create_stream(name, region="r0")
-            for at in range(events):
-                t.publish("s", payload=what + b" %d" % at)
-        return cluster.url
-
-    folder = tmp_path / "p"
-    done = process("run", folder, prepare(small, 20, b"old"))
-    assert done.returncode == 0, done.stderr
-    health = json.loads(done.stdout)["streams"]
-    found = {each["stream"]: (each["region"], each["events"], each["end"]) for each in health}
-    assert found == {"empty": ("r0", 0, 1), "s": ("r0", 20, 21)}
-    other = Cluster(regions=1, replicas=1, dir=tmp_path / "other")
-    try:
-        url = prepare(other, 40, b"new")
-        done = process("run", folder, url)
-        (said,) = done.stderr.splitlines()[-1:]
-        assert done.returncode == 1, done.stdout
-        assert "event 20 of 's' is another one in region r0 than in" in said and "--full-refresh begins anew" in said
-        done = process("run", folder, url, "--full-refresh")
-        assert done.returncode == 0, done.stderr
-        assert {each["stream"]: each["events"] for each in json.loads(done.stdout)["streams"]} == {"empty": 0, "s": 40}
-    finally:
-        other.stop()
-
-
 def test_events_are_recognized_by_the_last_one_that_is_still_there(
     small: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,24 +335,3 @@ def test_events_are_recognized_by_the_last_one_that_is_still_there(
         found = [source.newest("s", end) for end in (100, 33, 1)]  # 4 to 32 are collected
         assert [each and each["seq"].to_pylist() for each in found] == [[33], [3], None]
         source.leave()
-
-
-WRONG = """
-from pyspark import pipelines as dp
-
-@dp.materialized_view
-def mine():
-    return spark.read.table("events").select("nothing_of_that_name")
-"""
-
-
-def test_an_error_in_a_definition_is_to_be_mended_not_run_again(small: Cluster, tmp_path: Path) -> None:
-    with sync.connect(small.local.url("r0")) as t:
-        t.create_stream("prices", region="r0")
-    project = Project(tmp_path / "p").make()
-    (project.root / "transformations" / "mine.py").write_text(WRONG)
-    for command in ("dry-run", "run"):
-        done = process(command, project.root, small.local.url("r0"))
-        said = done.stderr.splitlines()[-1]
-        assert done.returncode == 1, done.stdout
-        assert "nothing_of_that_name" in said and said.endswith("; mend the definition; what is committed stays")
