@@ -1,4 +1,4 @@
-"""Desks are content with a calm world, and notice what is wrong with what they are fed."""
+"""Desks and claimants are content with a calm world, and notice what is wrong with what they are fed."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ def test_desks_are_content_with_a_calm_world() -> None:
     outcome = campaign.run_seed(seed)
     assert outcome["violations"] == []
     assert outcome["reports"]["subscriber_moved"] and outcome["reports"]["subscriber_given_up"]
+
+
+def test_claimants_are_content_with_a_calm_world_of_three_regions_in_which_one_name_is_given_out_twice() -> None:
+    plans = [plan for plan in map(Plan, range(200)) if plan.mood == "calm" and plan.claims and not plan.desks]
+    outcome = campaign.run_seed(next(plan.seed for plan in plans if len(plan.scenario.regions) == 3))
+    assert outcome["violations"] == []
+    assert outcome["reports"]["stream_conflict"] and outcome["reports"]["subscriber_given_up"]
 
 
 def test_who_is_slow_is_so_only_until_all_is_mended() -> None:

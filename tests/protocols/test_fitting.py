@@ -87,26 +87,53 @@ def test_a_loss_leaves_numbers_to_be_published(hi: int) -> None:
     assert owner.publishes(data_rows(1, None, [b"x"])) == "published"
 
 
-def test_a_head_that_does_not_know_yet_whether_a_stream_is_defined_refuses_nothing_for_good() -> None:
-    """It has restarted: the definition is in its log, and that it is committed it hears later."""
-    proxy = Proxy("p", "r", "config", [], {}, ProxySettings(), [], random.Random(1))
+class Leader:
+    """The head of a chain of two: what it writes is committed when the other one says so."""
 
-    def hears(message: Message, src: str = "c") -> list[Message]:
-        effects = list(proxy.handle(1.0, Received(src, message)))
+    def __init__(self) -> None:
+        self.proxy = Proxy("p", "r", "config", [], {}, ProxySettings(), [], random.Random(1))
+        self.hears(Current(Membership("r", 1, ("p", "q")), self.proxy.chain.nonce), "config")
+        self.hears(Compared(1, 0, 0, 0), "q")
+        self.hears(OpenSession("me", 1))
+        (opened,) = self.commits()
+        assert isinstance(opened, SessionOpened)
+        self.session = opened.session
+
+    def hears(self, message: Message, src: str = "c") -> list[Message]:
+        effects = list(self.proxy.handle(1.0, Received(src, message)))
         for effect in effects:
             if isinstance(effect, Persist):
-                effects += proxy.handle(1.0, Persisted(effect.token))
+                effects += self.proxy.handle(1.0, Persisted(effect.token))
         return [effect.message for effect in effects if isinstance(effect, Send) and effect.to == "c"]
 
-    hears(Current(Membership("r", 1, ("p", "q")), proxy.chain.nonce), "config")
-    hears(Compared(1, 0, 0, 0), "q")
-    hears(OpenSession("me", 1))
-    (opened,) = hears(Ack(1, 1), "q")
-    assert isinstance(opened, SessionOpened)
-    hears(Define(1, "create", StreamDef("s", "")))
-    batch = Publish("s", "me", opened.session, 1, data_rows(1, None, [b"x"]))
-    assert hears(batch) == [Rejected(opened.session, 1, "busy")]
-    assert hears(Lease("l", "s", grant=True)) == hears(OpenCursor("n", "s", 1)) == []
-    hears(Ack(1, 2), "q")
-    hears(batch)
-    assert Published(opened.session, 1, 1, 2) in hears(Ack(1, proxy.log.last), "q")
+    def commits(self) -> list[Message]:
+        """Everything that it has written so far."""
+        return self.hears(Ack(1, self.proxy.log.last), "q")
+
+    def publishes(self, first: int = 1) -> list[Message]:
+        return self.hears(Publish("s", "me", self.session, first, data_rows(1, None, [b"x"])))
+
+
+def test_a_head_that_does_not_know_yet_whether_a_stream_is_defined_refuses_nothing_for_good() -> None:
+    leader = Leader()
+    leader.hears(Define(1, "create", StreamDef("s", "")))
+    assert leader.publishes() == [Rejected(leader.session, 1, "busy")]
+    assert leader.hears(Lease("l", "s", grant=True)) == leader.hears(OpenCursor("n", "s", 1)) == []
+    leader.commits()
+    leader.publishes()
+    assert Published(leader.session, 1, 1, 2) in leader.commits()
+
+
+def test_what_comes_while_a_stream_is_being_deleted_is_not_acknowledged() -> None:
+    leader = Leader()
+    leader.hears(Define(1, "create", StreamDef("s", "")))
+    leader.commits()
+    leader.publishes()
+    leader.commits()
+    leader.hears(Define(2, "delete", StreamDef("s", "")))
+    assert leader.publishes(2) == [Rejected(leader.session, 2, "busy")], "it would find no stream when it is committed"
+    assert leader.hears(DeclareLost(3, "s", 2, 9)) == []
+    (deleted,) = leader.commits()
+    assert isinstance(deleted, Defined) and deleted.definition.deleted
+    leader.publishes(2)
+    assert leader.commits() == [Rejected(leader.session, 2, "stream")]

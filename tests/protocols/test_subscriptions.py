@@ -25,7 +25,6 @@ from tidings.protocols.subscriptions import (
     CURSORS,
     EARLIEST,
     LATEST,
-    SWEPT,
     Consumed,
     Cursor,
     CursorAt,
@@ -489,10 +488,10 @@ def test_a_cursor_of_a_stream_that_is_not_there_is_refused_and_costs_nothing() -
 
 
 def test_cursors_of_a_deleted_stream_go_and_those_of_others_stay() -> None:
-    owner = Owner()
+    owner, swept = Owner(), SubscriptionSettings().swept
     owner.hears(Define(1, "create", StreamDef("t", "y")))
     owner.sync()
-    for number in range(2 * SWEPT):
+    for number in range(2 * swept):
         owner.hears(OpenCursor(f"n{number}", "t", 5))
         if number % 500 == 0:
             owner.hears(OpenCursor(f"n{number}", "s", 5))
@@ -501,11 +500,11 @@ def test_cursors_of_a_deleted_stream_go_and_those_of_others_stay() -> None:
     owner.hears(Define(2, "delete", StreamDef("t", "y")))
     owner.sync()
     history, left = owner.proxy.log.histories[CURSORS], owner.proxy.cursors.entries
-    assert len(left) == 5 and history.live == 2 * SWEPT + 5
+    assert len(left) == 5 and history.live == 2 * swept + 5
     for _ in range(5):
         owner.rig.expire(MaintainTick(), "y0")
         owner.sync()
-    assert history.live <= SWEPT + 2 * 5
+    assert history.live <= swept + 2 * 5
     heir = Cursors()
     heir.load([span.rows for span in history.know(1, history.horizon)], {"t"})
     assert heir.entries == left

@@ -489,10 +489,9 @@ class ClientMachine:
             for id, subscriber in list(self.subscribers.items()):
                 if subscriber.name is not None:
                     out.extend(self._subscriber(now, id, input))
-        known = self.memberships.get(
-            region, membership
-        )  # its head may not know yet that it is: that is asked again later
+        known = self.memberships.get(region, membership)
         for asking in self.asking.values():
+            # a head that does not know yet that it is one is asked again later, not at once
             if asking.ask.head and asking.ask.region == region and asking.to == input.src != known.head:
                 asking.turn = 0
                 out.extend(self._ask(asking))

@@ -25,6 +25,7 @@ from tidings.check import judge
 from tidings.check.tables import LOST
 from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.span import Span
+from tidings.lab.claimants import Claims
 from tidings.lab.desk import Desks
 from tidings.lab.keeper import Keeping
 from tidings.lab.ledger import digest
@@ -82,6 +83,7 @@ GOALS = {
     "sink aborted after its commit": "sink_abort_too_late",
     "staged data expired": "sink_expired",
     "range declared lost": "lost",
+    "two claims to one name": "stream_conflict",
 }
 """What must have happened, and the counter that says it did."""
 
@@ -116,11 +118,12 @@ def run_seed(seed: int) -> dict[str, Any]:
     seen = _Seen(deployment)
     world.observers.append(seen)
     desks = Desks(deployment, random.Random(f"desks/{seed}"), calm=plan.mood == "calm") if plan.desks else None
+    claims = Claims(deployment, random.Random(f"claims/{seed}"), calm=plan.mood == "calm") if plan.claims else None
     keeping = Keeping(deployment, plan.keeper) if plan.keeper else None
     simulate(deployment)
     violations = failures(deployment)
     if not violations:
-        _demand(deployment, plan, events, hits, seen, desks)
+        _demand(deployment, plan, events, hits, seen, desks, claims)
         if keeping is not None:
             keeping.demand(partial(deployment.recorder.gauge, world.now))
     trace = deployment.recorder.trace()
@@ -230,6 +233,7 @@ def _demand(
     hits: list[str],
     seen: _Seen,
     desks: Desks | None,
+    claims: Claims | None,
 ) -> None:
     """What must hold at the end besides the invariants over the trace, as gauges with bounds."""
     world, reports = deployment.world, deployment.world.reports
@@ -254,7 +258,8 @@ def _demand(
     note("run", "events_lacking", EVENTS_LEAST - _committed(deployment), 0)
     note("run", "sent_to_nobody", world.network.dropped["unknown"], 0)
     refused = reports.get("publisher_rows", 0) + reports.get("publisher_stream", 0)
-    note("publishers", "refused", refused - (desks.refused if desks else 0), 0)
+    expected = (desks.refused if desks else 0) + (claims.refused if claims else 0)
+    note("publishers", "refused", refused - expected, 0)
     for node in deployment.sinks:
         note(node, "unanswered_sink_requests", 0 if deployment.sink(node).idle else 1, 0)
     note("publishers", "repacked", reports.get("publisher_repacked", 0), 0)
@@ -271,6 +276,8 @@ def _demand(
     if desks is not None:
         desks.note_alive()
         desks.demand(note)
+    if claims is not None:
+        claims.demand(note)
     if plan.mood == "calm":
         _demand_calm(deployment, seen, note)
     if plan.mood != "swarm":

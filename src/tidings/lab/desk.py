@@ -87,7 +87,7 @@ ANSWERS = frozenset({Acked, Answered})
 CROWD = 1 << 20  # ids and nonces from here on are not of the script
 AGAIN = 100  # between the ids of a subscription and of the next attempt at it
 UNFIT, WONDERED, ODD = 1000, 2000, 3000  # tags and nonces from here on
-FEEDS = SubscriptionSettings(window=4, chunk_rows=64, apart=4, patience=5, subscriptions=24)
+FEEDS = SubscriptionSettings(window=4, chunk_rows=64, apart=4, patience=5, ask=6, subscriptions=48, cursors=12, swept=6)
 """So small that worlds of a few thousand events come up against them."""
 
 

@@ -79,6 +79,7 @@ JUDGED = (
     "lab/campaign.py",
     "lab/seeds.py",
     "lab/desk.py",
+    "lab/claimants.py",
     "lab/keeper.py",
     "client",
 )  # what an outcome depends on

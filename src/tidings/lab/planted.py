@@ -651,6 +651,44 @@ LEASES = (
     ),
 )
 
+CLAIMS = (
+    Mutant(
+        "first-claim-followed",
+        "protocols.catalog",
+        "followed = claims.get(self.region) or min(claims.values(), key=age)",
+        "followed = claims.get(self.region) or next(iter(claims.values()))",
+        "of two regions that give out one name the one counts that was heard of first",
+    ),
+    Mutant(
+        "rows-of-the-other-claim-kept",
+        "protocols.proxy",
+        "if self.owners.get(stream.name, stream.region) != stream.region:",
+        "if False:",
+        "a region that goes over to another stream of the same name keeps the rows of the first",
+    ),
+    Mutant(
+        "published-to-what-is-being-deleted",
+        "protocols.proxy",
+        "held = self.chain.busy or self.sinks.busy(batch.stream) or self._pending(batch.stream)",
+        "held = self.chain.busy or self.sinks.busy(batch.stream)",
+        "events are acknowledged that find no stream when they are committed",
+    ),
+    Mutant(
+        "cursors-outlive-their-stream",
+        "protocols.proxy",
+        "self.cursors.forget(definition.name)",
+        "pass",
+        "durable subscriptions to streams that are deleted are kept for ever",
+    ),
+    Mutant(
+        "ghosts-are-never-asked",
+        "protocols.subscriptions",
+        "owes = position.unacked or position.quiet > self.settings.ask",
+        "owes = position.unacked",
+        "who vanishes from a stream at rest keeps its place for ever",
+    ),
+)
+
 PLANTED: tuple[Mutant, ...] = (
     *CHAIN,
     *LOG,
@@ -665,4 +703,5 @@ PLANTED: tuple[Mutant, ...] = (
     *SPAN,
     *LEASES,
     *SINKS,
+    *CLAIMS,
 )

@@ -65,7 +65,9 @@ class Plan:
         self.seed = seed
         self.rng = rng = random.Random(f"campaign/{seed}")
         self.mood: Mood = rng.choices(("calm", "aimed", "swarm"), (1, 4, 3))[0]
-        self.chain = ChainSettings(retain=rng.choice([2, 8, 32]), window=rng.choice([2, 16, 64]), chunk_rows=64)
+        retain, window, feeds = rng.choice([2, 8, 32]), rng.choice([2, 16, 64]), random.Random(f"feeds/{seed}")
+        feed, size = feeds.choice([(4, 1 << 28), (1 << 18, 1 << 28), (1 << 18, 3000)])  # for a newcomer, most of all
+        self.chain = ChainSettings(retain=retain, window=window, chunk_rows=64, feed=feed, feed_bytes=size)
         self.publish = PublishSettings(ttl=rng.choice([4.0, TTL]) if self.mood == "swarm" else TTL)
         self.twin = self.mood == "swarm" and rng.random() < 0.2
         self.scenario = _scenario(self, rng)
@@ -73,6 +75,7 @@ class Plan:
         self.forge = self.mood == "swarm" and rng.random() < 0.25
         self.lies = Lies()
         self.desks = random.Random(f"desks/{seed}").random() < 0.4  # generators of their own: other seeds stay the same
+        self.claims = random.Random(f"claims/{seed}").random() < 0.4
         keep = random.Random(f"keeper/{seed}")
         self.keeper = keep.choice(self.scenario.regions).name if keep.random() < 0.5 else ""  # whose stream is leased
         self.operator = Operator(random.Random(f"operator/{seed}")) if self.mood == "swarm" else None
@@ -94,7 +97,9 @@ class Plan:
     def kind(self) -> tuple[str, ...]:
         """Seeds of one kind find much the same; what is first in it is most demanding."""
         protocol, replicas = self.scenario.protocol, f"{self.scenario.regions[0].replicas} replicas"
-        company = "desks" if self.desks else "members alone"
+        company = {(True, True): "desks and claimants", (True, False): "desks", (False, True): "claimants"}.get(
+            (self.desks, self.claims), "members alone"
+        )
         match self.mood:
             case "calm":
                 return "calm", protocol.merge, company
@@ -485,7 +490,8 @@ def _give_up(deployment: Deployment, rng: random.Random) -> None:
     """An operator declares the next numbers of some stream lost; and, which must be refused, some that are known."""
     region = _region(deployment, rng)
     head = deployment.proxy(deployment.membership(region).head)
-    own = [name for name, stream in head.streams.items() if stream.region == region and not stream.counted]
+    streams = deployment.scenario.streams
+    own = [each.name for each in streams if each.region == region and not head.streams[each.name].counted]
     if own:
         stream = rng.choice(sorted(own))
         end = head.log.ends[stream]
@@ -505,7 +511,8 @@ def _read(deployment: Deployment, rng: random.Random) -> None:
     """Some client reads a range as of a number in the recent past; often it wants another one before the answer."""
     world, node = deployment.world, rng.choice(_alive(deployment))
     for at in (world.now, world.now + 0.001)[: rng.randint(1, 2)]:
-        stream, horizon = rng.choice(sorted(deployment.client(node).pull.horizons.items()))
+        known = deployment.client(node).pull.horizons.items()
+        stream, horizon = rng.choice([each for each in sorted(known) if each[0] not in deployment.recorder.unrecorded])
         if horizon > 2:
             asof = rng.randint(max(1, horizon - 120), horizon)
             lo = rng.randint(1, horizon - 1)

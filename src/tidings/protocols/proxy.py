@@ -449,7 +449,7 @@ class Proxy:
     def _publish(self, now: Time, src: NodeId, batch: Publish) -> Effects:
         verdict = self.publishers.judge(now, batch)
         if verdict == "new":
-            held = self.chain.busy or self.sinks.busy(batch.stream)
+            held = self.chain.busy or self.sinks.busy(batch.stream) or self._pending(batch.stream)
             verdict = "busy" if held else self._fits(batch.stream, batch.rows) or "new"
             if verdict in REFUSED:
                 if not self._uncommitted(batch.stream):
@@ -536,7 +536,7 @@ class Proxy:
     # --- sinks: batches that are staged by many and committed once ---------------------------------------------
 
     def _sink(self, now: Time, src: NodeId, message: StageRows | CommitBatch | AbortBatch) -> Effects:
-        if self.chain.busy:
+        if self.chain.busy or self._pending(message.of.stream):
             return [Report("sink_busy")]  # asked again later
         if isinstance(message, StageRows):
             step = self.sinks.stage(now, src, message, self._fits(message.of.stream, message.rows))
@@ -605,8 +605,8 @@ class Proxy:
     def _pending(self, name: StreamId) -> bool:
         """Whether a record that is not committed may say that a name is another region's, or nobody's.
 
-        Until it is, nothing foreign is put into the log under the name: so each record that carries rows of another
-        region's stream finds, wherever it is committed, the owner that its head knew.
+        Until it is, nothing is put into the log under the name: so each record that carries rows of a stream finds,
+        wherever it is committed, the stream that its head knew, and what is acknowledged was published.
         """
         owned = PREFIX + self.owners.get(name, "")
         return any([each.deleted or by != owned for by, each in self._uncommitted(name)])
@@ -672,7 +672,7 @@ class Proxy:
             reason = f"region {self.region} has no stream {request.stream!r}"
             return self._answer_as_head(now, src, NotDefined(request.nonce, reason))
         history, end = self.log.histories[stream.name], self.log.ends[stream.name]
-        if self.chain.busy or self.sinks.busy(stream.name) or end > history.horizon:
+        if self.chain.busy or self.sinks.busy(stream.name) or self._pending(stream.name) or end > history.horizon:
             return [Report("declare_busy")]  # asked again later
         lo, hi = request.lo, request.hi
         if history.is_lost(lo, hi):
@@ -868,7 +868,7 @@ class Proxy:
     def _collects(self, stream: StreamId) -> bool:
         """Whether it is for this region to publish what a stream's policy owes."""
         ours = stream in self.clocks or stream in (PUBLISHERS, self.receipts.name)
-        return ours and not self.sinks.busy(stream) and not self.recovery.active
+        return ours and not self.sinks.busy(stream) and not self._pending(stream) and not self.recovery.active
 
     def _before(self, now: Time, stream: StreamId, before: int) -> Span:
         """The owner's own collecting event, as a policy demands (A1.43)."""

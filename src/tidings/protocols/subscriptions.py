@@ -52,7 +52,6 @@ from tidings.protocols.publishing import NotHead
 CURSORS: StreamId = "_cursors"
 """The internal stream that holds one entry per durable subscription and stream, by key."""
 
-SWEPT = 1024  # rows of `_cursors` looked at in one go, and superfluous ones before that is worth it; ours
 TRIES = 5  # savings of a cursor without an answer before another replica is asked who is head; ours: a second
 
 LONGEST_NAME = 1024  # characters of a durable subscription's; ours, as many as a receipt has room for
@@ -175,6 +174,7 @@ class SubscriptionSettings(Value, frozen=True, gc=False):
     ask: int = 120  # beats without a word, when none was due, before it is asked whether it is there
     subscriptions: int = 65_536
     cursors: int = 65_536  # of a region
+    swept: int = 1024  # rows of `_cursors` looked at in one go, and superfluous ones before that is worth it
     silence: float = 2.0  # seconds without a sign of life before the next replica is asked
     again: float = 0.5  # likewise after a connection was lost; doubles while nobody answers, up to the silence
     settle: float = 3.0  # seconds for which a stream that a replica does not know may be new rather than none
@@ -489,9 +489,9 @@ class Cursors:
         No later row has the keys of such rows, so nothing would ever collect them. Of the oldest rows those that count
         are written again, and "before n" collects the rest: a piece at a time, so that no record is large.
         """
-        if history.live <= 2 * len(self.entries) + SWEPT or history.low < self.swept:
+        if history.live <= 2 * len(self.entries) + self.settings.swept or history.low < self.swept:
             return []
-        oldest = history.know(history.low, history.horizon, SWEPT)
+        oldest = history.know(history.low, history.horizon, self.settings.swept)
         keys = [key for span in oldest for key, _ in _pairs(span.rows) if key in self.entries]
         at, self.swept = lo + len(keys), oldest[-1].hi
         before = Span.of(CURSORS, at, before_rows(at, [self.swept], Origin(at, at + 1, CURSORS, 0, at, 0, now)))

@@ -56,6 +56,7 @@ class Recorder:
         )
         self.log = Columns("region", "replica", "epoch", "lsn", "hash", "event", "time")
         self.gauges = Columns("node", "name", "value", "bound", "time")
+        self.unrecorded: set[StreamId] = set()  # names that are several streams', or none's
         self.reads = 0
         self.staged: dict[tuple[int, int], Rows] = {}  # by attempt and index of the chunk
         self._digests: dict[int, tuple[Record, int]] = {}  # by identity: replicas share what they were sent
@@ -87,7 +88,7 @@ class Recorder:
             self._receipt(time, f"{node}#{item.id}", incarnation, item.span)
         elif isinstance(item, Committed):
             self._commit(time, node, item)
-        elif isinstance(item, Acked):
+        elif isinstance(item, Acked) and item.stream not in self.unrecorded:
             event = (item.stream, item.publisher, item.session, item.first)
             for at in range(1 if self.streams[item.stream].counted else item.hi - item.lo):
                 self.acked.setdefault((*event[:3], item.first + at), (item.lo + at, time))
@@ -161,6 +162,8 @@ class Recorder:
     # --- parts ------------------------------------------------------------------------------------------
 
     def _sent(self, batch: Publish) -> None:
+        if batch.stream in self.unrecorded:
+            return
         event = (batch.stream, batch.publisher, batch.session)
         if isinstance(batch.rows, ArrowRows):
             for at, content in enumerate(batch.rows.content.tolist()):
@@ -217,6 +220,8 @@ class Recorder:
         self.committed[stream, rows.first] = (rows.count, kind, source, None, before, None, None)
 
     def _receipt(self, time: float, node: NodeId, incarnation: int, span: Span) -> None:
+        if span.stream in self.unrecorded:
+            return
         counted = isinstance(span.rows, CountedRows)
         self.delivered.rows.append(
             (
