@@ -118,7 +118,7 @@ def run_seed(seed: int) -> dict[str, Any]:
     seen = _Seen(deployment)
     world.observers.append(seen)
     desks = Desks(deployment, random.Random(f"desks/{seed}"), calm=plan.mood == "calm") if plan.desks else None
-    claims = Claims(deployment, random.Random(f"claims/{seed}"), calm=plan.mood == "calm") if plan.claims else None
+    claims = Claims(deployment, random.Random(f"claimants/{seed}"), calm=plan.mood == "calm") if plan.claims else None
     keeping = Keeping(deployment, plan.keeper) if plan.keeper else None
     simulate(deployment)
     violations = failures(deployment)
