@@ -210,7 +210,10 @@ class Claims:
         self._demand_gone(note)
 
     def _fed_wrongly(self, name: str, region: RegionId, right: StreamDef) -> bool:
+        """Whose replica is away while its region goes over to another claim goes on from its number (decision 0013)."""
         fed, content = self.desk(name, region).fed_of(BOTH), _content(self._tail(right.region), BOTH)
+        if name == WITNESS and not self.calm and content is not None:
+            return [each[0] for each in fed] != [content[0]]
         return bool(set(fed) - {(1, 0, 0)}) if content is None else fed != [content]  # who asks for nothing waits
 
     def _demand_claimant(self, region: RegionId, claim: StreamDef | None, note: Note) -> None:

@@ -203,15 +203,15 @@ class Recorder:
             elif isinstance(part.rows, CountedRows):
                 self._commit_run(part.stream, part.rows, record)
             else:
-                self._commit_rows(part.stream, part.rows)
+                self._commit_rows(part.stream, part.rows, record)
 
-    def _commit_rows(self, stream: StreamId, rows: Rows) -> None:
+    def _commit_rows(self, stream: StreamId, rows: Rows, record: Record) -> None:
         assert isinstance(rows, ArrowRows)
         columns = [rows.batch.column(name).to_pylist() for name in ("kind", "key", "before")]
         origin = rows.origins[0] if rows.origins else Origin(rows.first, rows.first)
         for seq, content, kind, key, before in zip(rows.numbers.tolist(), rows.content.tolist(), *columns, strict=True):
             number = origin.first + seq - origin.lo
-            source = (origin.publisher, origin.session, number)
+            source = (origin.publisher, record.epoch if origin.publisher == OWNER else origin.session, number)
             self.committed[stream, seq] = (1, kind, source, key, before, origin.tick, content)
 
     def _commit_run(self, stream: StreamId, rows: CountedRows, record: Record) -> None:
@@ -250,16 +250,18 @@ def _source(rows: CountedRows, record: Record) -> tuple[str, int, int]:
 
 
 def _owners(stream: StreamId, rows: Rows, record: Record) -> list[tuple[EventId, Any]]:
-    """Events that the owner itself publishes: their first writing is their sending."""
+    """Events that the owner itself publishes: their first writing is their sending.
+
+    The epoch stands for a session: an old head and a new one may write theirs at the same time under the same number.
+    """
     if isinstance(rows, CountedRows):
         source = _source(rows, record)
         return [((stream, *source), None)] if source[0] == OWNER else []
     assert isinstance(rows, ArrowRows)
     if not rows.origins or rows.origins[0].publisher != OWNER:
         return []
-    session = rows.origins[0].session
     return [
-        ((stream, OWNER, session, seq), content)
+        ((stream, OWNER, record.epoch, seq), content)
         for seq, content in zip(rows.numbers.tolist(), rows.content.tolist(), strict=True)
     ]
 
