@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidings.core.errors import TidingsError
-from tidings.lab import campaign, cluster_campaign, fleet, ledger
+from tidings.lab import campaign, cluster_campaign, fleet, ledger, mutants
 from tidings.lab.ledger import Ledger
 
 
@@ -245,3 +246,16 @@ def test_a_digest_is_of_the_rows_not_of_their_chunks() -> None:
     assert ledger.digest([whole]) == ledger.digest([split])
     assert ledger.digest([whole]) != ledger.digest([pa.table({"a": [1, 2, 4]})])
     assert ledger.digest([whole, whole]) != ledger.digest([whole])
+
+
+def test_an_outcome_depends_on_every_module_of_the_lab_that_a_campaign_imports() -> None:
+    seen: set[str] = set()
+    left = {"campaign"}
+    while left:
+        name = left.pop()
+        seen.add(name)
+        source = Path(campaign.__file__).with_name(f"{name}.py").read_text()
+        left |= set(re.findall(r"^from tidings\.lab\.(\w+) import", source, re.MULTILINE)) - seen
+    assert seen == set(fleet.SIMULATED[0])
+    judged = {Path(each).stem for each in mutants.JUDGED if each.startswith("lab/")}
+    assert judged | {"ledger"} == seen, "the ledger only keeps it"

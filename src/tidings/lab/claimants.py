@@ -39,6 +39,7 @@ AT_ONCE = 1.0  # seconds; when both ask for the name
 TOO_SOON, IN_TIME, AFTERWARDS = 900, 901, 902  # tags of what goes to LATER
 DURABLE = 20  # ids of durable subscriptions from here on
 FEW, MANY = 8, 16  # of them: together with the desks' fewer, or more, than there is room for
+ANEW = ("is unknown", "begin anew", "was deleted")  # the other claim may not be known yet; ours, why to follow again
 MODULUS = 1 << 64
 
 Content = tuple[int, int, int]
@@ -65,7 +66,7 @@ class Claimant(Desk):
             case Fed(id, span):
                 rows, total = self.sums.get(id, (0, 0))
                 self.sums[id] = rows + span.rows.count, (total + span.rows.hash_sum) % MODULUS
-            case Ended(id, reason) if "is unknown" in reason or "begin anew" in reason:
+            case Ended(id, reason) if any([word in reason for word in ANEW]):
                 opened = self.machine.opened[id]
                 if not self._has_deleted(opened.stream):
                     self.todo.insert(0, (now + 0.5, msgspec.structs.replace(opened, id=id + AGAIN)))
