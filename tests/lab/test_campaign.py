@@ -33,6 +33,7 @@ ONCE = {
     625: "an old head and a new one wrote events of their own under one number at the same moment",
     632: "a desk that takes slowly could not reach the end in time",
     657: "a desk whose chain was away did one thing per tick and was not done in time",
+    1063: "an opening of a durable subscription that was answered last took it back when nothing came any more",
     1374: "answers that were cut differently exceeded the window of a subscriber",
     1632: "a new tail knew only a former chain of the other region, which did not know it either",
     1879: "the only member of a chain took its disk for too old beside a newcomer with a snapshot of its last record",

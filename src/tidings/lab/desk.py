@@ -411,8 +411,7 @@ class Desks:
             desk = self.desk(name)
             waiting = len(desk.todo) + len([nonce for nonce in desk.machine.asking if nonce < CROWD])
             note(name, "waits", 0 if desk.broken else waiting, 0)
-            untold = {4} if name == EDITOR and self._quiet(rival) else set()
-            note(name, "wrong_endings", len((set(desk.ended) ^ self._endings(name)) - untold), 0)
+            note(name, "wrong_endings", len((set(desk.ended) ^ self._endings(name)) - self._untold(name)), 0)
             note(name, "not_described", not self._described(desk), 0)
         note(EDITOR, "wrong_answers", len(list(self._wrong_answers(editor))), 0)
         if not editor.broken:
@@ -430,22 +429,30 @@ class Desks:
     def _demand_ledger(self, editor: Desk, rival: Desk, note: Note) -> None:
         """Of two holders the older one is told so; the other resumes where the cursor was, or beyond what was told."""
         shares = [(editor, 3), (editor, 4), (rival, 1)]
-        if self._usurped(rival):  # it was quicker than the editor, whose chain was away
+        if self._usurped():  # the rival was quicker than the editor, whose chain was away
             shares = [(editor, 3), (rival, 1), (editor, 4)]
         holders = len({4} & editor.open.keys()) + len({1} & rival.open.keys())
-        note(LEDGER, "holders", holders, 2 if self._quiet(rival) else 1)
+        note(LEDGER, "holders", holders, 2 if self._quiet() else 1)
         for (before, last), (heir, id) in itertools.pairwise(shares):
             if id in heir.fed:
                 lo = heir.fed[id][0]
                 note(LEDGER, "resumed_too_late", lo - before.fed.get(last, (1, 1))[1], 0)
                 note(LEDGER, "resumed_too_early", before.saved.get(last, 1) - lo, 0)
 
-    def _quiet(self, rival: Desk) -> bool:
-        """Whether nothing came after the rival took over: then the editor had nothing to save, and was not told."""
-        return 1 not in rival.fed and not self.calm
+    def _usurped(self) -> bool:
+        """Whether the editor holds the ledger in the end, because its question was answered last."""
+        head = self.deployment.proxy(self.deployment.membership(self.home).head)
+        entry = head.cursors.entries.get((LEDGER, self.own))
+        return entry is not None and entry.node == f"{self.home}/{EDITOR}" and not self.calm
 
-    def _usurped(self, rival: Desk) -> bool:
-        return 1 in rival.ended and rival.ended[1].superseded and not self.calm
+    def _quiet(self) -> bool:
+        """Whether nothing came after the last holder took over: then the one before had nothing to save to be told."""
+        heir, id = (EDITOR, 4) if self._usurped() else (RIVAL, 1)
+        return id not in self.desk(heir).fed and not self.calm
+
+    def _untold(self, name: str) -> set[int]:
+        loser, id = (RIVAL, 1) if self._usurped() else (EDITOR, 4)
+        return {id} if name == loser and self._quiet() else set()
 
     def _endings(self, name: str) -> set[int]:
         """Which subscriptions must be over; one that began before its stream was known may have been."""
@@ -453,7 +460,7 @@ class Desks:
         counted = {stream.name for stream in self.deployment.streams if stream.counted}  # nothing to filter by
         if name == CORRESPONDENT:
             return early
-        usurped = self._usurped(self.desk(RIVAL))
+        usurped = self._usurped()
         if name == RIVAL:
             return {*({2} if self.own in counted else ()), *({1} if usurped else ())}
         return {5, 6, 7, 8, 9, *({2} if self.foreign in counted else ()), *(() if usurped else (4,))}
