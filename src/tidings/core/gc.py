@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 SLACK = 8  # ours, because an eighth more than asked for is cheap to store, and makes collecting events rare
 MOST = 1 << 60  # ours: more events than any stream has, and sums of them fit into 64 bits
-DIGITS = len(str(MOST))
 READABLE = 4300  # digits that Python reads as a number
 SHORTEST, LONGEST = 1e-3, 36_525 * 86400.0  # seconds; ours: clocks tell no less, and nobody waits for more: a century
 SHOWN = 40  # characters of a text that is told to be wrong
@@ -103,10 +102,10 @@ def _leave(history: History, kept: int) -> int:
 
 
 def _count(text: str, bounded: bool) -> int:
-    short = len(text) <= (DIGITS if bounded else READABLE)
-    if not (short and text.isascii() and text.isdigit() and 0 < int(text) <= (MOST if bounded else int(text))):
+    count = int(text) if text.isascii() and text.isdigit() and len(text) <= READABLE else 0
+    if count == 0 or (bounded and count > MOST):
         raise BadInput(f"keep-last:{_clipped(text)}: N must be a whole number from 1 to {MOST}")
-    return int(text)
+    return count
 
 
 def _seconds(text: str, bounded: bool) -> float:

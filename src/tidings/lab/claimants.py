@@ -17,19 +17,17 @@ from typing import Any, cast
 
 import msgspec
 
-from tidings.client.machine import Ask, ClientMachine, MachineSettings, Open, Submit
+from tidings.client.machine import Ask, Open, Submit
 from tidings.core.history import History
 from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.rows import Rows, data_rows
-from tidings.lab.desk import AGAIN, FEEDS, Desk
+from tidings.lab.desk import AGAIN, FEEDS, Desk, add_desk
 from tidings.protocols.catalog import Define, Defined, StreamDef
-from tidings.protocols.client import ClientSettings
 from tidings.protocols.kernel import Command, Effects, Received, Send, Time
 from tidings.protocols.proxy import Proxy
 from tidings.protocols.publishing import Publish
 from tidings.protocols.subscriptions import CURSORS, EARLIEST, Ended, Fed, Follow
 from tidings.sim.build import Deployment, Note
-from tidings.sim.world import Factory
 
 BOTH, LATER, GONE = "both", "later", "gone"
 """A name that two regions give out, a stream that is published to before it is there, and one that is deleted."""
@@ -39,7 +37,7 @@ AT_ONCE = 1.0  # seconds; when both ask for the name
 TOO_SOON, IN_TIME, AFTERWARDS = 900, 901, 902  # tags of what goes to LATER
 DURABLE = 20  # ids of durable subscriptions from here on
 FEW, MANY = 8, 16  # of them: together with the desks' fewer, or more, than there is room for
-ANEW = ("is unknown", "begin anew", "was deleted")  # the other claim may not be known yet; ours, why to follow again
+ANEW = ("is unknown", "begin anew", "was deleted")  # reasons to follow again: the other claim may not be known yet
 MODULUS = 1 << 64
 
 Content = tuple[int, int, int]
@@ -99,33 +97,17 @@ class Claims:
         self.first: Received | None = None  # what was published too soon
         self.follows = 0  # times that the hasty one asked to be fed
         for region in (self.home, self.away):
-            self._add(CLAIMANT, region, self._claim(region))
+            add_desk(deployment, Claimant, CLAIMANT, region, self._claim(region))
         for region in regions[1:-1]:
-            self._add(WITNESS, region, [(AT_ONCE, Open(1, BOTH, EARLIEST, "", None, 1))])
-        self._add(HASTY, self.home, self._hurry())
-        self.ghost = self._add(GHOST, self.home, [(4.5, Open(1, LATER, EARLIEST, "", None, 1))])
+            add_desk(deployment, Claimant, WITNESS, region, [(AT_ONCE, Open(1, BOTH, EARLIEST, "", None, 1))])
+        add_desk(deployment, Claimant, HASTY, self.home, self._hurry())
+        follow = Open(1, LATER, EARLIEST, "", None, 1)
+        self.ghost = add_desk(deployment, Claimant, GHOST, self.home, [(4.5, follow)])
         world = deployment.world
         world.observers.append(self)
         world.at(rng.uniform(8.0, 11.0), lambda: world.crash(self.ghost))
         for at in (4.02, 7.0, 12.0):
             world.at(at, self._repeat)
-
-    def _add(self, name: str, region: RegionId, script: list[tuple[float, Command]]) -> NodeId:
-        node = f"{region}/{name}"
-        self.deployment.add(node, region, self._factory(node, region, script))
-        return node
-
-    def _factory(self, node: NodeId, region: RegionId, script: list[tuple[float, Command]]) -> Factory:
-        settings = MachineSettings(
-            publish=self.deployment.settings.publish, subscriptions=FEEDS, refresh=2.0, fabric=ClientSettings()
-        )
-
-        def claimant(durable: list[Any], incarnation: int, rng: random.Random) -> Claimant:
-            seeds = self.deployment.memberships[region].replicas
-            machine = ClientMachine(node, node, seeds, settings, rng)
-            return Claimant(machine, script, frozenset(), self.deployment.scenario.quiet_after)
-
-        return claimant
 
     def on_step(self, time: float, node: NodeId, incarnation: int, input: Any, effects: Effects) -> None:
         """What the hasty one sends."""
@@ -211,9 +193,11 @@ class Claims:
         self._demand_gone(note)
 
     def _fed_wrongly(self, name: str, region: RegionId, right: StreamDef) -> bool:
-        """Whose replica is away while its region goes over to another claim goes on from its number (decision 0013)."""
-        fed, content = self.desk(name, region).fed_of(BOTH), _content(self._tail(right.region), BOTH)
-        if name == WITNESS and not self.calm and content is not None:
+        """Who was not told that its region went over to another claim goes on from its number (decision 0013)."""
+        desk = self.desk(name, region)
+        fed, content = desk.fed_of(BOTH), _content(self._tail(right.region), BOTH)
+        told = any(["is unknown" not in ended.reason for ended in desk.ended.values()])
+        if name == WITNESS and self.deletes and not told and not self.calm and content is not None:
             return [each[0] for each in fed] != [content[0]]
         return bool(set(fed) - {(1, 0, 0)}) if content is None else fed != [content]  # who asks for nothing waits
 
@@ -257,10 +241,9 @@ class Claims:
         note(head.me, "cursors_of_nothing", len([key for key in head.cursors.entries if key[1] == GONE]), 0)
         live = head.log.histories[CURSORS].live
         note(head.me, "cursor_rows", live, 2 * len(head.cursors.entries) + FEEDS.swept)
-        reasons = [desk.ended[id].reason for id in desk.ended if id % AGAIN >= DURABLE and id in desk.ended]
         if not desk.broken:
             note(node, "still_followed", len(desk.fed_of(GONE)), 0)
-        full = [reason for reason in reasons if "takes no more" in reason]
+        full = [ended for ended in desk.ended.values() if "takes no more" in ended.reason]
         if self.calm:
             note(node, "let_in", MANY - len(full), FEEDS.cursors)
             note(node, "turned_away", len(full), MANY + 1 - FEEDS.cursors)  # the editor's may be there before them

@@ -69,7 +69,6 @@ from tidings.protocols.subscriptions import (
     Unfollowed,
 )
 from tidings.sim.build import Deployment, Note
-from tidings.sim.world import Factory
 
 NEWS = "news"
 """The stream that the editor defines."""
@@ -247,6 +246,28 @@ class Desk:
                 self.described = item
 
 
+def add_desk(
+    deployment: Deployment,
+    kind: type[Desk],
+    name: str,
+    region: RegionId,
+    script: list[tuple[float, Command]],
+    lazy: frozenset[int] = frozenset(),
+) -> NodeId:
+    """Open a desk in a region of a world; its node."""
+    node = f"{region}/{name}"
+    publish = deployment.settings.publish
+    settings = MachineSettings(publish=publish, subscriptions=FEEDS, refresh=2.0, fabric=ClientSettings())
+
+    def desk(durable: list[Any], incarnation: int, rng: random.Random) -> Desk:
+        seeds = deployment.memberships[region].replicas
+        machine = ClientMachine(node, node, seeds, settings, rng)
+        return kind(machine, script, lazy, deployment.scenario.quiet_after)
+
+    deployment.add(node, region, desk)
+    return node
+
+
 # --- what they do -----------------------------------------------------------------------------------------
 
 
@@ -320,7 +341,7 @@ class Desks:
         self.nodes = {EDITOR: self.home, RIVAL: self.home, CORRESPONDENT: self.away}
         scripts = {EDITOR: self._edit(), RIVAL: self._compete(), CORRESPONDENT: self._correspond()}
         for name, region in self.nodes.items():
-            deployment.add(f"{region}/{name}", region, self._factory(f"{region}/{name}", region, scripts[name]))
+            add_desk(deployment, Desk, name, region, scripts[name], frozenset({2}))
         world = deployment.world
         world.at(rng.uniform(4.0, 9.0), lambda: world.pause(f"{self.away}/{CORRESPONDENT}", 4.0))
         world.at(13.001, self._startle)
@@ -339,18 +360,6 @@ class Desks:
         machine = self.deployment.world.hosts[f"{self.nodes[name]}/{name}"].machine
         assert isinstance(machine, Desk)
         return machine
-
-    def _factory(self, node: NodeId, region: RegionId, script: list[tuple[float, Command]]) -> Factory:
-        settings = MachineSettings(
-            publish=self.deployment.settings.publish, subscriptions=FEEDS, refresh=2.0, fabric=ClientSettings()
-        )
-
-        def desk(durable: list[Any], incarnation: int, rng: random.Random) -> Desk:
-            seeds = self.deployment.memberships[region].replicas
-            machine = ClientMachine(node, node, seeds, settings, rng)
-            return Desk(machine, script, frozenset({2}), self.deployment.scenario.quiet_after)
-
-        return desk
 
     def _edit(self) -> list[tuple[float, Command]]:
         todo: list[tuple[float, Command]] = [
