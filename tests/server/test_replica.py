@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,3 +64,47 @@ def test_a_disk_that_does_not_take_the_list_of_peers_ends_nothing_and_is_asked_a
     with capture_logs() as logs:
         asyncio.run(main())
     assert [each["event"] for each in logs] == ["who forms the other chains cannot be written down"]
+
+
+SERVED = """
+import numpy as np
+from tidings.core import keytable, rewriting
+from tidings.core.gc import GcPolicy
+from tidings.core.history import History
+from tidings.core.listed import ListedRows
+from tidings.core.rows import data_rows
+from tidings.core.span import Span
+from tidings.core.wire import decode_rows, encode_rows
+from tidings.server.replica import warm
+
+warm()
+rooms = vars(keytable) | vars(rewriting)
+kernels = {name: each for name, each in rooms.items() if hasattr(each, "py_func")}
+before = {name: set(kernel.signatures) for name, kernel in kernels.items()}
+assert before["_enter"] and before["_mark"] and before["_gather"], "not warm"
+
+history, lo = History("s", GcPolicy.parse("by-key")), 1
+for turn in range(40):
+    count, width = 3000 if turn % 5 == 0 else 250, 24 if turn % 7 == 3 else 4
+    keys = [None if turn % 6 == 5 and at == 9 else b"%0*d" % (width, at * at % 997) for at in range(count)]
+    rows, asof = data_rows(lo, keys, [b"x"] * count), lo
+    if turn % 4 == 2:  # as another region tells it, collected already: writable numbers
+        last = {key: at for at, key in enumerate(keys)}
+        rows, asof = rows.take(np.array(sorted(last.values()))), lo + count
+    if turn % 3 == 1:  # as it comes from the network: numbers that may be read only
+        head, body = encode_rows(rows)
+        rows = decode_rows(head, b"".join(map(bytes, body)))
+    history.accept(Span("s", lo, lo + count, asof, rows))
+    lo += count
+    history.accept(Span("s", lo, lo + 3, lo, ListedRows([b"1", None, b"key" * 9], [b""] * 3, lo, ())))
+    lo += 3
+    history.purge()
+assert history.collected > 1000
+late = {name: set(kernel.signatures) - before[name] for name, kernel in kernels.items()}
+assert not any(late.values()), late
+"""
+
+
+def test_whatever_a_warm_replica_is_given_no_kernel_is_compiled_any_more() -> None:
+    done = subprocess.run([sys.executable, "-c", SERVED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

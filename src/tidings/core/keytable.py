@@ -7,8 +7,9 @@ Equality always compares bytes. A block of keys is hashed first, then its slots 
 compared; each pass asks the memory for what the next one needs. A secret seed keeps crafted keys from all meeting in
 one place.
 
-Importing this module imports numba; kernels are compiled on first use and cached. Offsets from outside are checked
-before a kernel follows them.
+Importing this module imports numba; kernels are compiled on first use and cached. What they only read reaches them
+read-only, so that each has one type and is compiled once: numbers that happen to be writable must not bring a compiler
+into the middle of serving. Offsets from outside are checked before a kernel follows them.
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -516,9 +517,15 @@ def _enter(
     return full
 
 
+def _read_only(numbers: Seqs) -> Seqs:
+    view = numbers.view()
+    view.flags.writeable = False
+    return view
+
+
 def mark(table: Words, numbers: Seqs, previous: Seqs, low: int) -> tuple[int, int]:
     """Mark the rows at or above low that are replaced, in the chunks of a table; how many, and the last killer."""
-    killed, last = _mark(table, table[:, T_FIRST].copy(), numbers, previous, low)
+    killed, last = _mark(table, table[:, T_FIRST].copy(), _read_only(numbers), previous, low)
     assert killed >= 0, f"row {last} is in the key index but not stored"
     return killed, last
 
@@ -548,6 +555,7 @@ class KeyTable:
     def replace(self, keys: pa.Array, numbers: Seqs) -> Seqs:
         """Enter keys with their ascending numbers; the number each one replaces, or -1."""
         offsets, data, valid = buffers(keys)
+        numbers = _read_only(numbers)
         previous = np.empty(len(numbers), np.int64)
         done = 0
         while True:
