@@ -22,10 +22,10 @@ from typing import Any, NoReturn, TypeVar
 import pyarrow as pa
 
 from tidings.client import connection
-from tidings.client.errors import Closed, Full, PublishFailed
+from tidings.client.errors import Closed, Full, NotPublished, PublishFailed
 from tidings.client.events import Ack, Event, Reason, Rows, StreamInfo
 from tidings.client.leasing import Lease as AsyncLease
-from tidings.client.packing import PENDING, Attrs
+from tidings.client.packing import PENDING, Attrs, in_words
 from tidings.client.reading import Reading as AsyncReading
 from tidings.client.sinks import Part as AsyncPart
 from tidings.client.sinks import Sink as AsyncSink
@@ -84,21 +84,51 @@ class Connection:
         self._taking = True
 
     def close(self, *, flush: bool = True) -> None:
-        """End; posted events are made durable first, or the error says which are not."""
+        """End; posted events are made durable first, or the error says which are not.
+
+        Where nobody answers that takes twice the connection's timeout: to take what was posted, and to flush it.
+        """
         if self._loop is None:
             return
         self._taking = False
         try:
-            try:
-                if flush:
-                    self._call(self._all_taken())
-            finally:  # whatever was wrong with some posts, the others are made durable
-                self._call(self._async.close(flush=flush))
+            self._call(self._finish(flush))
             self._raise_failed(last=True)
         except PublishFailed as error:
             raise _besides(error, len(self._failed) + self._untold) from None
         finally:
             self._stop()
+
+    async def _finish(self, flush: bool) -> None:
+        """In the loop: whatever becomes of some posts, the others are made durable."""
+        left: list[NotPublished] = []
+        try:
+            if flush:
+                left = await self._taken_in_time()
+        finally:
+            try:
+                await self._async.close(flush=flush)
+            except PublishFailed as error:
+                if not left:
+                    raise
+                left = [*error.failed, *left]
+        if left:
+            raise PublishFailed(in_words(left), left)
+
+    async def _taken_in_time(self) -> list[NotPublished]:
+        """Have every post taken; those for which there was no room within the timeout."""
+        try:
+            async with asyncio.timeout(self._async.timeout):
+                await self._all_taken()
+        except TimeoutError:
+            reason = f"the connection was closed, and there was no room for it within {self._async.timeout:g} s"
+            left = list(self._posts)
+            self._posts.clear()
+            return [
+                NotPublished(stream, 1, reason, False, (key,), (payload,), (None if attrs is None else dict(attrs),))
+                for stream, key, payload, attrs in left
+            ]
+        return []
 
     def _stop(self) -> None:
         with self._lock:  # whatever was called before is in the loop, and is cancelled there

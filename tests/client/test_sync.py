@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from client.rig import town
 from tidings import errors, sync
+from tidings.client import packing
 from tidings.net.loop import loop_factory
 
 
@@ -125,6 +127,29 @@ def test_of_many_bad_posts_some_are_raised_and_the_others_counted(url: str) -> N
     assert "besides" not in str(second.value)
     with pytest.raises(errors.UnknownStream, match=f"besides, {sync.KEPT - 3} other"):
         t.close()
+
+
+def test_closing_does_not_wait_for_ever_for_a_cluster_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "PENDING", 10)
+    with Background(tmp_path) as background:
+        t = sync.connect(background.url, timeout=10.0)
+        t.open()
+        t.create_stream("s")
+        t._async.timeout = 0.3
+    for at in range(20):  # more than may be pending
+        t.post("s", key=b"%d" % at)
+    deadline = time.monotonic() + 20
+    while t._async._packer.pending < 20:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for at in range(20, 100):  # there is no room for these
+        t.post("s", key=b"%d" % at)
+    with pytest.raises(errors.PublishFailed, match="100 posted events are not durable") as told:
+        t.close()
+    assert sorted([int(key or b"") for each in told.value.failed for key in each.keys]) == list(range(100))
+    assert [each.in_doubt for each in told.value.failed] == [True, *[False] * 80]
 
 
 def test_a_call_in_another_thread_ends_when_the_connection_is_closed(url: str) -> None:

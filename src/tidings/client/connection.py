@@ -146,7 +146,7 @@ class Connection:
         self.peer = peer
         self._seeds = parse_url(text("url", url))
         self._options: dict[str, Any] = {"token": text("token", token), "cluster": text("cluster", cluster), "tls": tls}
-        self._timeout = timeout
+        self.timeout = timeout
         self._settings = settings
         self._error: TidingsError | None = Closed("the connection is not open; use async with tidings.connect(...)")
         self._described: asyncio.Future[None] | None = None
@@ -199,14 +199,14 @@ class Connection:
         self._host.start()
         self._host.failed.add_done_callback(self._on_failed)
         try:
-            async with asyncio.timeout(self._timeout):  # wait_for can swallow a cancellation
+            async with asyncio.timeout(self.timeout):  # wait_for can swallow a cancellation
                 await self._described
         except BaseException as error:
             refusals = [link.refused for link in self._host.links.values() if link.refused is not None]
             await self.close(flush=False)
             if not isinstance(error, TimeoutError):
                 raise
-            why = str(refusals[0]) if refusals else f"nobody answered within {self._timeout:g} s"
+            why = str(refusals[0]) if refusals else f"nobody answered within {self.timeout:g} s"
             raise Unreachable(f"{self.url}: {why}; is the cluster up, and the address right?") from None
         self._reporter = self._loop.call_later(REPORT, self._report)
 
@@ -264,10 +264,10 @@ class Connection:
 
     async def _flush_at_the_end(self) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 await self._packer.flush()
         except TimeoutError:
-            failed = Closed(f"the connection was closed, and nobody acknowledged within {self._timeout:g} s")
+            failed = Closed(f"the connection was closed, and nobody acknowledged within {self.timeout:g} s")
             self._packer.close(failed)
             await self._packer.flush()  # raises
 

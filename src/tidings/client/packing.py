@@ -520,7 +520,7 @@ class Packer:
             self._flushing.remove(flush)
             self._forget()
         if failures:
-            raise PublishFailed(_told(failures), failures, acks)
+            raise PublishFailed(in_words(failures), failures, acks)
         return acks
 
     def _forget(self) -> None:
@@ -541,7 +541,8 @@ def _joined(acks: list[Ack]) -> list[Ack]:
     return joined
 
 
-def _told(failures: list[NotPublished]) -> str:
+def in_words(failures: Sequence[NotPublished]) -> str:
+    """What a caller is told of some failures."""
     first = failures[0]
     count = sum([each.count for each in failures])
     doubt = "may or may not be published" if first.in_doubt else "not published"
