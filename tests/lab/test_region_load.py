@@ -21,6 +21,7 @@ def test_a_small_region_carries_the_load_and_says_how_long_it_takes() -> None:
         assert row["throughput"] == pytest.approx(row["offered"], rel=0.05)
         assert row["due"] > 10 and row["unfinished"] == 0
         assert 0.010 < row["latency_mean"] <= row["latency_max"] < 1.0
+        assert row["proxy_uplink"] > 10 * row["offered"], "its own stream to two regions, and all to some client"
 
 
 def test_the_grids_are_the_papers() -> None:
@@ -50,6 +51,7 @@ def setting(fanout: int, shuffle: float, share: float, latency: float | None, re
         "unfinished": 0 if latency is not None else 100,
         "due": 100,
         "uplink": 26e6,
+        "proxy_uplink": 50e6,
         "runs": 4,
     }
 
@@ -202,7 +204,10 @@ def test_what_a_slow_proxy_suffers_from_is_said_where_the_data_show_it() -> None
     rows = [setting(4, 0.03, shares.get(reading, 1.0), 0.1, reading) for reading in READINGS]
     claim = region_verdicts._literal(rows)
     assert not claim.holds and "helps and does not mend it" in claim.why and "probe makes it worse" in claim.why
-    assert claim.why.endswith(UNEXPLAINED) and "because" not in claim.why, "where the bytes go is not measured"
+    assert UNEXPLAINED in claim.why and "because" not in claim.why, "its uplink is not full"
+    full = [{**row, "proxy_uplink": 131e6} for row in rows]
+    assert "1048 Mb/s are wanted of 1000" in region_verdicts._literal(full).why
+    assert UNEXPLAINED not in region_verdicts._literal(full).why
     rows = [{**row, "goodput": 5e5} if row["reading"] == "own-fanout-no-probe" else row for row in rows]
     assert "does not help" in region_verdicts._literal(rows).why
 

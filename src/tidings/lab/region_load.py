@@ -10,7 +10,8 @@ region. SP3 varies fanout and shuffle time, SP4 the load. Measured from the mome
   that it has taken so far;
 - *unfinished*: how many of these there are;
 - *kept*: what is delivered in the second half of the time measured, as a share of the load. A setting that keeps up is
-  not saturated, however late everything is.
+  not saturated, however late everything is;
+- *uplink*: bytes/s that a client sends; *proxy_uplink*: that a tail has to send, whether its uplink carries it or not.
 
 A driver has at most 16 batches under way that are not acknowledged: where a proxy answers late less than the load is
 offered, and *due* is lower.
@@ -29,7 +30,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -222,18 +223,24 @@ def measure(point: Mapping[str, Any]) -> list[Row]:
     world.run(driven)
     known = _in_degrees(deployment)
     world.run(steady)
-    sent = _sent(deployment)
+    clients = [node for nodes in deployment.clients.values() for node in nodes]
+    tails = [deployment.membership(region).tail for region in deployment.replicas]
+    sent, by_tails = _sent(deployment, clients), _sent(deployment, tails)
     world.run(end)
     if world.failures:
         raise RuntimeError(world.failures[0].traceback)
-    uplink = (_sent(deployment) - sent) / len(meter.clients) / point["seconds"]
-    views = {"in_degree_sd": float(known.std()), "unknown": int((known == 0).sum())}
-    return [{**row, **views, "uplink": uplink} for row in _rows(meter, steady, end, plan)]
+    whole = {
+        "in_degree_sd": float(known.std()),
+        "unknown": int((known == 0).sum()),
+        "uplink": (_sent(deployment, clients) - sent) / point["seconds"],
+        "proxy_uplink": (_sent(deployment, tails) - by_tails) / point["seconds"],
+    }
+    return [{**row, **whole} for row in _rows(meter, steady, end, plan)]
 
 
-def _sent(deployment: Deployment) -> int:
-    """Bytes that clients have sent in all."""
-    return sum(deployment.world.hosts[node].sent_bytes for nodes in deployment.clients.values() for node in nodes)
+def _sent(deployment: Deployment, nodes: Sequence[NodeId]) -> float:
+    """Bytes that some nodes have sent, or have waiting for their uplinks; mean."""
+    return sum(deployment.world.hosts[node].sent_bytes for node in nodes) / len(nodes)
 
 
 def _in_degrees(deployment: Deployment) -> np.ndarray[Any, np.dtype[np.int64]]:

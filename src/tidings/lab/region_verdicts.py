@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 BY_RUN = """
     select reading, fanout, shuffle, seed, max(offered) offered, max(throughput) throughput, max(goodput) goodput,
            max(kept) kept, avg(latency_mean) latency, sum(unfinished) unfinished, sum(due) due, max(uplink) uplink,
-           max(in_degree_sd) in_degree_sd, max(unknown) unknown
+           max(proxy_uplink) proxy_uplink, max(in_degree_sd) in_degree_sd, max(unknown) unknown
     from results group by reading, fanout, shuffle, seed"""
 BY_SETTING = f"""
     select reading, fanout, shuffle, max(offered) offered, avg(throughput) throughput, avg(goodput) goodput,
            coalesce(stddev(throughput), 0) sd, avg(kept) kept, avg(latency) latency,
            coalesce(stddev(latency), 0) latency_sd, sum(unfinished) unfinished, sum(due) due, avg(uplink) uplink,
-           avg(in_degree_sd) in_degree_sd, avg(unknown) unknown, count(*) runs
+           avg(proxy_uplink) proxy_uplink, avg(in_degree_sd) in_degree_sd, avg(unknown) unknown, count(*) runs
     from ({BY_RUN}) group by reading, fanout, shuffle order by reading, shuffle, fanout"""
 BY_FANOUT = f"""
     select fanout, avg(share) share, avg(latency) latency, coalesce(stddev(latency), 0) latency_sd,
@@ -362,24 +362,29 @@ def _literal(settings: list[Row]) -> Claim:
         "and with a fanout of 1, slow proxies judged without the probe, as the paper's",
         "; ".join(f"{reading} {_told(row)}" for reading, row in rows.items()),
         holds,
-        "" if holds else " ".join(_why_not_mended(share, collapses, short)),
+        "" if holds else " ".join(_why_not_mended(rows, share, collapses, short)),
     )
 
 
-def _why_not_mended(share: Mapping[str, float], collapses: bool, short: Sequence[str]) -> Iterator[str]:
-    """What the shares show. Where the bytes of a proxy's uplink go is not among what is measured."""
+def _why_not_mended(
+    rows: Mapping[str, Row], share: Mapping[str, float], collapses: bool, short: Sequence[str]
+) -> Iterator[str]:
+    """What shares and uplinks show. Where the bytes of a proxy's uplink go is not among what is measured."""
     if not collapses:
         yield "Taken literally it does not collapse here."
     literal, own, probed = (share[each] for each in ("literal-no-probe", "own-fanout-no-probe", "own-fanout"))
     if "own-fanout-no-probe" in short:
         better = own > literal + NOTICEABLE
         yield f"A fanout of 1 for the proxy {'helps and does not mend it' if better else 'does not help'}."
+        wanted = rows["own-fanout-no-probe"]["proxy_uplink"] * 8
+        if wanted >= (1 - SPARE) * GIGABIT:
+            yield f"Its uplink is still full: {wanted / 1e6:.0f} Mb/s are wanted of {GIGABIT / 1e6:.0f}."
+        else:
+            yield UNEXPLAINED
     if PRODUCT in short:
-        yield "A faster uplink does not mend it."
+        yield f"A faster uplink does not mend it. {UNEXPLAINED}"
     if probed < own - NOTICEABLE:
         yield "Where the proxy is slow the product's probe makes it worse."
-    if short:
-        yield UNEXPLAINED
 
 
 def _views(settings: list[Row]) -> Claim:
