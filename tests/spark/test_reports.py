@@ -28,7 +28,12 @@ def run(point: Mapping[str, Any], share: float, latency: float) -> list[dict[str
     """What `region_load.measure` returns for a point: a row per origin, r2 10 ms later than r1, r1 than r0."""
     offered = 2.592e6 * point["load"]
     whole = {"offered": offered, "throughput": share * offered, "goodput": min(share, 1.0) * offered, "kept": share}
-    views = {"in_degree_sd": 12.0 if point["reading"].startswith("paper") else 3.0, "unknown": 0, "uplink": 26e6}
+    views = {
+        "in_degree_sd": 12.0 if point["reading"].startswith("paper") else 3.0,
+        "unknown": 0,
+        "uplink": 26e6,
+        "proxy_uplink": 50e6,
+    }
     counts = {"due": 100, "unfinished": 0}
     return [
         {
