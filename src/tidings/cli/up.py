@@ -156,7 +156,7 @@ def _detached(files: Layout, file: Path, lab: bool, journal: Path | None, timeou
     def show() -> None:
         for region in regions:
             print(f"{region['name']}  {region['url']}")
-        print(f"ready in {files.root} (process {found.pid}); `tidings down` ends it")
+        print(f"ready in {files.root} (process {found.pid}); `tidings down --dir {files.root}` ends it")
 
     emit(result, as_json, show)
 

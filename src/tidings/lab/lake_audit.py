@@ -47,7 +47,8 @@ class Auditor:
         """Let Spark start; does not wait for it."""
         pipe = asyncio.subprocess.PIPE
         command = (sys.executable, "-m", "tidings.lab.lake_audit")
-        self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 26)
+        kept = {**os.environ, "TMPDIR": str(Path(self._order["lake"]).parent)}  # it may be killed, and not tidy up
+        self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 26, env=kept)
         await self._tell(self._order)
 
     async def audit(self) -> dict[str, Any]:
