@@ -102,6 +102,7 @@ class Connection:
     async def _finish(self, flush: bool) -> None:
         """In the loop: whatever becomes of some posts, the others are made durable."""
         left: list[NotPublished] = []
+        acks: Sequence[Ack] = ()
         try:
             if flush:
                 left = await self._taken_in_time()
@@ -111,9 +112,9 @@ class Connection:
             except PublishFailed as error:
                 if not left:
                     raise
-                left = [*error.failed, *left]
+                left, acks = [*error.failed, *left], error.acks
         if left:
-            raise PublishFailed(in_words(left), left)
+            raise PublishFailed(in_words(left), left, acks)
 
     async def _taken_in_time(self) -> list[NotPublished]:
         """Have every post taken; those for which there was no room within the timeout."""
