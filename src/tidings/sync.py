@@ -126,7 +126,7 @@ class Connection:
             left = list(self._posts)
             self._posts.clear()
             return [
-                NotPublished(stream, 1, reason, False, (key,), (payload,), (None if attrs is None else dict(attrs),))
+                NotPublished(stream, 1, reason, False, (key,), (payload,), None if attrs is None else (dict(attrs),))
                 for stream, key, payload, attrs in left
             ]
         return []

@@ -7,9 +7,9 @@ Equality always compares bytes. A block of keys is hashed first, then its slots 
 compared; each pass asks the memory for what the next one needs. A secret seed keeps crafted keys from all meeting in
 one place.
 
-Importing this module imports numba; kernels are compiled on first use and cached. What they only read reaches them
-read-only, so that each has one type and is compiled once: numbers that happen to be writable must not bring a compiler
-into the middle of serving. Offsets from outside are checked before a kernel follows them.
+Importing this module imports numba; kernels are compiled on first use and cached. Keys and numbers from outside
+reach them read-only, so that each kernel has one type and is compiled once: numbers that happen to be writable must not
+bring a compiler into the middle of serving. Offsets from outside are checked before a kernel follows them.
 """
 
 # mypy: disable-error-code="no-any-return"
