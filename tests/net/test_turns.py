@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -170,5 +172,60 @@ def test_an_outbox_is_flushed_at_the_end_of_the_turn_or_by_whoever_holds_it() ->
         outbox.flush()
         await asyncio.sleep(0)
         assert (one.flushed, other.flushed) == (2, 1)
+
+    run(main())
+
+
+def test_a_host_that_polls_stays_awake_for_a_while_and_then_sleeps() -> None:
+    async def main() -> None:
+        turns = 0
+        host = ping_host("b", Pinger(), {}, settings=HostSettings(poll=0.05))
+        host.start()
+        receive(host, 1)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await until(lambda: host._polling)
+        while host._polling:
+            turns += 1
+            await asyncio.sleep(0)
+            assert loop.time() - began < 10.0
+        assert turns > 1 and (loop.time() - began >= 0.05 or host.counters["poll_crowded"])
+        await host.stop()
+
+    run(main())
+
+
+def test_a_host_that_polls_gives_way_and_keeps_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = 0
+
+    def give_way() -> None:
+        nonlocal given
+        given += 1
+        time.sleep(2 * host_module.CROWDED)
+
+    monkeypatch.setattr(os, "sched_yield", give_way)
+    monkeypatch.setattr(host_module, "COMPANY", 60.0)
+
+    async def main() -> None:
+        host = ping_host("b", Pinger(), {}, settings=HostSettings(poll=30.0))
+        host.start()
+        receive(host, 1)
+        await until(lambda: host.counters["poll_crowded"] == 1)
+        receive(host, 2)
+        await asyncio.sleep(0.01)
+        assert given == 1 and not host._polling
+        await host.stop()
+
+    run(main())
+
+
+def test_a_host_polls_only_if_it_is_told_to() -> None:
+    async def main() -> None:
+        host = ping_host("b", Pinger(), {})
+        host.start()
+        receive(host, 1)
+        await asyncio.sleep(0)
+        assert not host._polling
+        await host.stop()
 
     run(main())

@@ -65,6 +65,7 @@ def test_a_good_file_says_who_lives_where(tmp_path: Path) -> None:
         ("latency = 0.035", "latency = -1", "17: wan.links[0].latency = -1: must be a number >= 0"),
         ("silence = 2.0", "silence = 0.1", "20: protocol.silence = 0.1: must be at least three beats, 0.9 s"),
         ("[cluster]\n", '[cluster]\ndurability = "maybe"\n', '2: cluster.durability = "maybe": must be one of'),
+        ("[cluster]\n", "[cluster]\npoll = 2\n", "2: cluster.poll = 2: must be a number"),
         ('replicas = ["127.0.0.1:7410"]', "", "9: regions[1].replicas: is missing: must be a list of at least 1"),
         ("[protocol]", "[protocol", "19, column 10: not valid TOML"),
     ],
@@ -83,7 +84,7 @@ def test_a_plan_written_out_is_the_same_plan(tmp_path: Path) -> None:
 
 
 def test_what_is_generated_can_be_read_back(tmp_path: Path) -> None:
-    made = generate(3, 2, durability="memory", wan="us", port=0)
+    made = generate(3, 2, durability="memory", wan="us", port=0, poll=0.002)
     assert load(written(tmp_path, render(made))) == made
     ports = [int(address.partition(":")[2]) for address in made.slots().values()]
     assert len(set(ports)) == 6

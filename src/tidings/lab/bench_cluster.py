@@ -69,6 +69,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1
     durability: Durability = "memory"
     calls: bool = False  # one event per call
+    poll: float = 0.0  # seconds that replicas stay awake (decision 0014)
 
 
 THROUGHPUT = (
@@ -81,6 +82,7 @@ THROUGHPUT = (
 )
 LATENCY = (
     Shape(name="memory-1"),
+    Shape(name="memory-1-polling", poll=0.002),
     Shape(name="memory-3", replicas=3),
     Shape(name="durable-3", replicas=3, durability="durable"),
 )
@@ -427,7 +429,9 @@ def latency(
         total = runs * 2 * len(shapes)
         for shape in shapes:
             floor = f"raw-sockets-{shape.replicas + 2}"
-            async with LocalCluster(1, shape.replicas, durability=shape.durability, lab=False) as cluster:
+            async with LocalCluster(
+                1, shape.replicas, durability=shape.durability, lab=False, poll=shape.poll
+            ) as cluster:
                 for turn in range(runs):
                     sample = await latency_of(shape, cluster, scale, turn)
                     found.setdefault(shape.name, []).append(sample)
@@ -440,12 +444,15 @@ def latency(
         return found
 
     found = run_loop(everything())
+    polls = {shape.name: shape.poll for shape in shapes}
     out = []
     for name, samples in found.items():
         p50s = [each["p50"] for each in samples]
         one: Result = {"name": name, "latency_us": {"p50": statistics.median(p50s)}}
         one["latency_us"]["p99"] = statistics.median([each["p99"] for each in samples])
         one["spread_p50"] = [min(p50s), max(p50s)]
+        if name in polls:
+            one["poll_ms"] = 1e3 * polls[name]
         if name.startswith("raw"):
             one["processes"] = int(name.rpartition("-")[2])
         if "cpu_us_per_event" in samples[0]:

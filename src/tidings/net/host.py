@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import ssl
 import time
@@ -66,6 +67,8 @@ log = logging.getLogger("tidings.net")
 PEER = "~"  # how the name of a client begins that others can dial; no replica's does
 REST = 0.0001  # seconds without work after which a host is at rest; ours: an idle loop needs a few microseconds a turn
 LIGHT = 1 << 14  # bytes up to which messages are handled at once; ours: more pays for a turn, and shares it with others
+CROWDED = 0.001  # seconds that giving way may take; ours: then somebody has more to do than to handle an event
+COMPANY = 0.1  # seconds that a host which has met others on its processor does not poll; ours
 JOURNAL_FLUSH = 1.0  # seconds; ours, because an incident is looked at later than that
 
 
@@ -110,6 +113,7 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
     inbox_bytes: int = 128 << 20
     turn: int = 256  # inputs handled before sockets get their turn
     turn_seconds: float = 0.002  # and at most so long: what waits in a socket should not wait for rows of others
+    poll: float = 0.0  # seconds without work for which it looks again and again before it sleeps (decision 0014)
     links: LinkSettings = LinkSettings()
 
 
@@ -181,6 +185,8 @@ class Host:
         self._bytes = 0
         self._draining = False  # inputs are being handled, or will be in this turn or the next
         self._rested = 0.0  # when the last one was handled
+        self._polling = False
+        self._met = 0.0  # when somebody else last wanted the processor on which this host polls
         self._held = False  # clients are not read from
         self._waiting: list[tuple[Callable[[Any], bool], asyncio.Future[Any]]] = []
         self._running = False
@@ -358,6 +364,22 @@ class Host:
         self._draining = bool(inbox)
         if inbox:
             self._loop.call_soon(self._drain)
+        elif self.settings.poll and not self._polling and self._rested - self._met > COMPANY:
+            self._polling = True
+            self._loop.call_soon(self._poll)
+
+    def _poll(self) -> None:
+        """Stay awake for what may come soon, unless others want the processor: they get it, and this host sleeps."""
+        now = time.monotonic()
+        self._polling = self._running and now - self._rested < self.settings.poll
+        if self._polling:
+            os.sched_yield()
+            if time.monotonic() - now > CROWDED:
+                self._met = now
+                self._polling = False
+                self.counters["poll_crowded"] += 1
+                return
+            self._loop.call_soon(self._poll)  # a loop with something to do does not sleep
 
     def _fail(self, input: Input | None, error: Exception) -> None:
         """The machine has raised, or its disk has failed: handle nothing more."""

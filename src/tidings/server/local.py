@@ -107,6 +107,7 @@ class LocalCluster:
         port: int = 0,
         journal: str | Path | None = None,
         protocol: Protocol | None = None,
+        poll: float = 0.0,
         plan: Plan | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -116,7 +117,7 @@ class LocalCluster:
             dir = self._temporary.name
         self.files = Layout(dir)
         self._made = plan or plans.generate(
-            regions, replicas, durability=durability, wan=wan, port=port, protocol=protocol
+            regions, replicas, durability=durability, wan=wan, port=port, protocol=protocol, poll=poll
         )
         self._lab = lab
         self._journal = None if journal is None else Path(journal)

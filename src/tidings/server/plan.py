@@ -76,6 +76,7 @@ class ClusterTable(Table, frozen=True):
     name: Name = "tidings"  # who belongs together: another name is refused at the hello
     durability: Durability = "durable"  # memory: what all replicas of a region lose at once is lost
     data: str | None = None  # where stores, logs and run files are; relative to the file; default: its directory
+    poll: Annotated[float, Meta(ge=0, le=1)] = 0.0  # seconds a replica stays awake for what may come (decision 0014)
 
 
 class Region(Table, frozen=True):
@@ -272,6 +273,7 @@ def generate(
     wan: Literal["us"] | None = None,
     port: int = PORT,
     protocol: Protocol | None = None,
+    poll: float = 0.0,
 ) -> Plan:
     """A cluster on this machine: ports from ``port`` up, or free ones where those are taken (or ``port`` is 0)."""
     if regions < 1 or replicas < 1:
@@ -289,7 +291,7 @@ def generate(
         Region(f"r{at}", services[at], tuple(addresses[at * replicas : (at + 1) * replicas])) for at in range(regions)
     ]
     return Plan(
-        cluster=ClusterTable(name, durability),
+        cluster=ClusterTable(name, durability, poll=poll),
         regions=tuple(made),
         wan=WanTable(preset=wan),
         protocol=protocol or Protocol(),

@@ -27,7 +27,7 @@ import structlog
 
 from tidings.core.errors import BadInput, TidingsError
 from tidings.core.ids import NodeId, RegionId
-from tidings.net.host import Host, MachineFailed
+from tidings.net.host import Host, HostSettings, MachineFailed
 from tidings.net.journal import Journal, Start
 from tidings.net.loop import run
 from tidings.net.names import ADDRESSES, name_of, parse_address, region_of
@@ -217,6 +217,7 @@ class Replica:
                 cluster=self.plan.cluster.name,
                 journal=self._journal(node, recipe),
                 wan=self.wan,
+                settings=HostSettings(poll=self.plan.cluster.poll),
             )
             await host.listen(*parse_address(self.address))
         except BaseException:
