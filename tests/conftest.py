@@ -11,6 +11,29 @@ APART = ("faults", "lake", "live_command", "pipeline_refusals", "reader", "resto
 """Its tests that have no use for the session: without Spark, or with drivers of their own."""
 ALSO = ("tests/lab/test_collection.py::test_the_queries_ask_spark",)
 """Tests of other places that have."""
+REPEATS = (
+    "tests/core/test_filters.py::test_a_filter_passes_the_rows_for_which_the_oracle_says_true",
+    "tests/core/test_filters.py::test_laws_of_three_valued_logic",
+    "tests/core/test_history.py::Test",
+    "tests/core/test_wire.py::test_a_damaged_body",
+    "tests/core/test_wire.py::test_spans_come_back",
+    "tests/lab/test_beyond.py::test_a_run_is_hit",
+    "tests/lab/test_campaign.py::test_a_campaign_sums_up",
+    "tests/lab/test_campaign.py::test_a_seed_that_once_found_something",
+    "tests/lab/test_campaign.py::test_the_same_seed",
+    "tests/lab/test_desk.py::test_claimants_are_content",
+    "tests/lab/test_link_cut.py::test_a_short_run",
+    "tests/laws/",
+    "tests/mutants/",
+    "tests/protocols/test_sinks.py::test_every_batch_is_published_once",
+    "tests/protocols/test_views.py::test_a_swap_keeps",
+    "tests/protocols/test_views.py::test_with_reinforcement",
+    "tests/sim/test_run.py::test_a_scenario_may_let_a_swarm",
+    "tests/sim/test_run.py::test_the_trace_hash",
+    "tests/sim/test_world.py::test_the_same_seed",
+    "tests/store/test_checkpoint.py::test_a_log_recovers",
+)
+"""Tests that run for long over lines that others run too: to count those takes longer than to run them."""
 
 
 class OneSession(LoadScopeScheduling):
@@ -26,6 +49,12 @@ class OneSession(LoadScopeScheduling):
             return nodeid
         file = nodeid.partition("::")[0]
         return file if file in {f"{SPARK}test_{name}.py" for name in APART} else SPARK
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(REPEATS):
+            item.add_marker(pytest.mark.no_cover)
 
 
 @pytest.hookimpl(optionalhook=True)
