@@ -7,7 +7,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 SPARK = "tests/spark/"
-APART = ("faults", "lake", "live_command", "pipeline_refusals", "reader", "restore", "standing")
+APART = ("faults", "lake", "live_command", "pipeline_refusals", "reader", "restore", "standing", "wheel")
 """Its tests that have no use for the session: without Spark, or with drivers of their own."""
 ALSO = ("tests/lab/test_collection.py::test_the_queries_ask_spark",)
 """Tests of other places that have."""
@@ -24,13 +24,15 @@ REPEATS = (
     "tests/lab/test_desk.py::test_claimants_are_content",
     "tests/lab/test_link_cut.py::test_a_short_run",
     "tests/laws/",
-    "tests/mutants/",
+    "tests/mutants/test_mutants.py::test_generated_mutants_are_stable",
     "tests/protocols/test_sinks.py::test_every_batch_is_published_once",
     "tests/protocols/test_views.py::test_a_swap_keeps",
     "tests/protocols/test_views.py::test_with_reinforcement",
     "tests/sim/test_run.py::test_a_scenario_may_let_a_swarm",
+    "tests/sim/test_run.py::test_progress",
     "tests/sim/test_run.py::test_the_trace_hash",
     "tests/sim/test_world.py::test_the_same_seed",
+    "tests/spark/test_reports.py::test_what_the_paper_left_out",
     "tests/store/test_checkpoint.py::test_a_log_recovers",
 )
 """Tests that run for long over lines that others run too: to count those takes longer than to run them."""

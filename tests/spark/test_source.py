@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -183,31 +180,6 @@ def test_what_is_wrong_with_options_is_said_by_spark(spark: Any, cluster: Cluste
     fresh(cluster, "typo")
     with pytest.raises(PySparkException, match="did you mean 'typo'"):
         load(spark, cluster, subscribe="typos")
-
-
-def test_an_installed_wheel_registers_the_format(cluster: Cluster, tmp_path: Path) -> None:
-    name = fresh(cluster, "wheel", 10)
-    root = Path(__file__).parents[2]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    build = ["wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(root)]
-    subprocess.run([*pip, *build], check=True, capture_output=True, timeout=120)
-    (wheel,) = tmp_path.glob("tidings-*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True)
-    given = options(cluster, subscribe=name, startingOffsets="earliest")
-    program = f"""
-from pyspark.sql import SparkSession
-import tidings
-assert tidings.__file__.startswith({str(tmp_path)!r}), tidings.__file__
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-df = spark.readStream.format("tidings").options(**{given!r}).load()
-query = df.writeStream.format("memory").queryName("got").trigger(availableNow=True).start()
-query.awaitTermination(100)
-print("rows", spark.table("got").count())
-"""
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYSPARK_PYTHON": sys.executable}
-    call = [sys.executable, "-c", program]
-    ran = subprocess.run(call, check=False, env=env, capture_output=True, text=True, timeout=240, cwd=tmp_path)
-    assert "rows 10" in ran.stdout, ran.stderr[-2000:]
 
 
 def test_offsets_in_the_checkpoint_are_what_they_say(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
