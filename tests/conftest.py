@@ -15,6 +15,7 @@ REPEATS = (
     "tests/core/test_filters.py::test_a_filter_passes_the_rows_for_which_the_oracle_says_true",
     "tests/core/test_filters.py::test_laws_of_three_valued_logic",
     "tests/core/test_history.py::Test",
+    "tests/core/test_history.py::test_a_row_that_survived",
     "tests/core/test_wire.py::test_a_damaged_body",
     "tests/core/test_wire.py::test_spans_come_back",
     "tests/lab/test_beyond.py::test_a_run_is_hit",
