@@ -36,11 +36,12 @@ from tidings.protocols.client import ReadDone
 from tidings.protocols.configuration import Beat, Current
 from tidings.protocols.interregion import Advertise, InterRegionSettings, Solicit, Subscribe, Unsubscribe
 from tidings.protocols.kernel import Effects, Received, Send, SendAll
+from tidings.protocols.leases import Lease
 from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Answer, Done, Gone, Know, Offer, Read, Want
 from tidings.protocols.proxy import Proxy
 from tidings.protocols.publishing import OpenSession, Publish, Published, Rejected, SessionOpened
-from tidings.protocols.sinks import BatchCommitted, CommitBatch, RowsStaged, StageRows
+from tidings.protocols.sinks import STAGED, BatchCommitted, CommitBatch, RowsStaged, StageRows
 from tidings.protocols.views import View, ViewsSettings
 from tidings.sim.build import Deployment, Note
 from tidings.sim.faults import FaultEvent
@@ -269,14 +270,8 @@ def _demand(
     def note(node: str, name: str, value: float, bound: float) -> None:
         deployment.recorder.gauge(world.now, node, name, value, bound)
 
-    for region, nodes in deployment.replicas.items():
-        deposed = set(nodes) & set(plan.operator.deposed if plan.operator else ())
-        outside = set(nodes) - set(deployment.membership(region).replicas)
-        note(region, "replicas_outside", len(outside - deposed), 0)
-        if world.hosts[deployment.services[region]].incarnation == 1:  # who is barred is forgotten with its end
-            note(region, "deposed_inside", len(deposed - outside), 0)
-        for node in deployment.membership(region).replicas:
-            note(node, "losses_untold", _untold(deployment, node), 0)
+    _demand_regions(deployment, plan, note)
+    note("operator", "wrong_answers", plan.losses.wrong, 0)
     for node in deployment.writers:
         publisher = deployment.client(node).publisher
         assert publisher is not None
@@ -314,6 +309,27 @@ def _demand(
         if not world.fault_counts["clock"]:  # else a head's clock may show more than has passed
             note("run", "sources_kept_s", -seen.soonest, -math.sqrt(rule.c_scale) * rule.period)
         note("run", "stall_s", _stall(deployment), PATIENCE["waits" if WAITS in hits else plan.mood])
+
+
+def _demand_regions(deployment: Deployment, plan: Plan, note: Note) -> None:
+    """Every chain is whole, and holds what was said to be done, and nothing that is done with."""
+    world = deployment.world
+    for region, nodes in deployment.replicas.items():
+        deposed = set(nodes) & set(plan.operator.deposed if plan.operator else ())
+        outside = set(nodes) - set(deployment.membership(region).replicas)
+        note(region, "replicas_outside", len(outside - deposed), 0)
+        if world.hosts[deployment.services[region]].incarnation == 1:  # who is barred is forgotten with its end
+            note(region, "deposed_inside", len(deposed - outside), 0)
+        for node in deployment.membership(region).replicas:
+            note(node, "losses_untold", _untold(deployment, node), 0)
+        head = deployment.proxy(deployment.membership(region).head)
+        own = [stream.number for stream in head.streams.values() if stream.region == region and not stream.deleted]
+        note(region, "numbers_shared", len(own) - len(set(own)), 0)
+        if not head.sinks.stagings:
+            staged = [head.log.histories[slot] for slot in STAGED]
+            note(region, "staged_rows_left", sum([h.live - h.collectors_in(h.low, h.horizon) for h in staged]), 0)
+        said = [each for each in plan.losses.declared if head.owners.get(each[0]) == region]
+        note(region, "losses_undeclared", sum([not head.log.histories[s].is_lost(lo, hi) for s, lo, hi in said]), 0)
 
 
 def _demand_calm(deployment: Deployment, seen: _Seen, note: Note) -> None:
@@ -356,6 +372,8 @@ def _demand_thrift(deployment: Deployment, plan: Plan, sent: Mapping[type, int],
     note("calm", "solicited", sent[Solicit], told)
     views = 2 * (sum([region.clients for region in plan.scenario.regions]) + 2 * regions) * SECONDS / protocol.gossip
     within("views", 0.9 * views, sent[View], 1.2 * views)  # one each way and round; tails see more
+    if plan.keeper:  # seven short ones, the long one, its move, and two or three renewals
+        within("leases", 9, sent[Lease], 13)
     within("wants", sent[Append], sent[Want], 3 * sent[Append])
     within("offers", 3 * sent[Want], sent[Offer], 10 * sent[Want])
 

@@ -436,7 +436,10 @@ class Desks:
         note(EDITOR, "wrong_becauses", self._wrong_becauses(trace, editor.told()), 0)
 
     def _demand_ledger(self, editor: Desk, rival: Desk, note: Note) -> None:
-        """Of two holders the older one is told so; the other resumes where the cursor was, or beyond what was told."""
+        """Of two holders the older one is told so; the other resumes where the cursor was, or beyond what was told.
+
+        In the end what the last one has processed is saved.
+        """
         shares = [(editor, 3), (editor, 4), (rival, 1)]
         if self._usurped():  # the rival was quicker than the editor, whose chain was away
             shares = [(editor, 3), (rival, 1), (editor, 4)]
@@ -447,6 +450,9 @@ class Desks:
                 lo = heir.fed[id][0]
                 note(LEDGER, "resumed_too_late", lo - before.fed.get(last, (1, 1))[1], 0)
                 note(LEDGER, "resumed_too_early", before.saved.get(last, 1) - lo, 0)
+        holder, id = shares[-1]
+        if id in holder.fed and id in holder.open:
+            note(LEDGER, "unsaved", holder.fed[id][1] - holder.saved.get(id, 0), 0)
 
     def _usurped(self) -> bool:
         """Whether the editor holds the ledger in the end, because its question was answered last."""

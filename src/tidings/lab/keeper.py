@@ -1,8 +1,9 @@
 """The keeper: a client in a simulated world that holds leases and reads under them, again and again.
 
-Its *long* lease is renewed all the time and moved once: whatever breaks, no replica may answer a read under it with
-"forgotten", nor the same read with other rows. *Short* leases are left as soon as they are granted: they expire, and
-reads as of them are then refused, in so many words, or still answered rightly.
+Its *long* lease would expire before the end, but is renewed, and is moved once: whatever breaks, no replica may answer
+a read under it with "forgotten", nor the same read with other rows, and in the end all know as of which number it is.
+*Short* leases are left as soon as they are granted: they expire, and reads as of them are then refused, in so many
+words, or still answered rightly.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TICK = 0.25
 READ_EVERY = 5  # ticks
 FIRST_READ, MOVE_AT = 4.0, 11.0  # seconds
 LAST_SHORT, LAST_READ = 14.0, 20.0  # so that everything is answered in the end
-FOREVER, BRIEF = 1000.0, 1.0  # seconds of a ttl
+LASTING, BRIEF = 20.0, 1.0  # seconds of a ttl: the first is renewed after a third, and over before the world is
 
 
 class KeeperTick(Timer, frozen=True, gc=False):
@@ -93,7 +94,7 @@ class Keeper:
         if not self.hi and self.horizon > 1 and now > FIRST_READ:
             self.hi = self.horizon
         if self.steps == 8:
-            out += self._do(now, Hold(Lease(LONG, self.stream, ttl=FOREVER)))
+            out += self._do(now, Hold(Lease(LONG, self.stream, ttl=LASTING)))
         if self.steps > 8 and self.steps % 8 == 2 and now < LAST_SHORT:
             out += self._do(now, Hold(Lease(f"{SHORT}-{self.steps}", self.stream, ttl=BRIEF)))
         if now > MOVE_AT and not self.moved and self.horizon > self.asofs.get(LONG, self.horizon):
@@ -152,6 +153,7 @@ class Keeping:
 
     def __init__(self, deployment: Deployment, region: RegionId) -> None:
         self.deployment = deployment
+        self.region = region
         self.node = f"{region}/keeper"
         settings = MachineSettings(subscriptions=deployment.settings.subscriptions, refresh=2.0)
 
@@ -182,3 +184,8 @@ class Keeping:
         note("keeper", "reads_differing", keeper.differing, 0)
         note("keeper", "reads_unanswered", len(keeper.reading), 0)
         note("keeper", "reads_missing", not keeper.found, 0)
+        for node in self.deployment.membership(self.region).replicas:
+            leased = self.deployment.proxy(node).leased
+            known = leased[LONG].asof if LONG in leased else 0
+            note(node, "lease_elsewhere", known != keeper.asofs.get(LONG), 0)
+            note(node, "leases_left", len(leased) - (LONG in leased), 0)

@@ -22,11 +22,11 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from tidings.core.ids import NodeId
+from tidings.core.ids import NodeId, StreamId
 from tidings.core.lens import ALL, Lens
 from tidings.core.rows import NO_ROWS, ArrowRows, data_rows
 from tidings.core.span import Span
-from tidings.protocols.catalog import DeclareLost
+from tidings.protocols.catalog import DeclareLost, Defined, NotDefined
 from tidings.protocols.chain import ChainSettings, Install
 from tidings.protocols.client import ReadAsOf
 from tidings.protocols.configuration import Change, Configuration, Promote
@@ -74,6 +74,7 @@ class Plan:
         self.faults = Faults.swarm(rng) if self.mood == "swarm" else Faults()
         self.forge = self.mood == "swarm" and rng.random() < 0.25
         self.lies = Lies()
+        self.losses = Losses()
         self.desks = random.Random(f"desks/{seed}").random() < 0.4  # generators of their own: other seeds stay the same
         self.claims = random.Random(f"claims/{seed}").random() < 0.4
         keep = random.Random(f"keeper/{seed}")
@@ -122,8 +123,9 @@ class Plan:
             for at in (4.0, 8.0, 12.0):
                 deployment.world.at(at + self.operator.rng.random(), partial(self.operator.act, deployment))
             rng = random.Random(f"losses/{self.seed}")
+            deployment.world.observers.append(self.losses)
             for at in (3.5, 6.5, 9.5) if not self.desks else ():  # what desks are told is compared number by number
-                deployment.world.at(at + rng.random(), partial(_give_up, deployment, rng))
+                deployment.world.at(at + rng.random(), partial(_give_up, deployment, rng, self.losses))
         for step in range(READS):
             if self.mood == "swarm":  # elsewhere it would help those who stall
                 deployment.world.at(2.5 + 1.3 * step, partial(_chat, deployment))
@@ -486,7 +488,26 @@ class Operator:
             deployment.world.inject(deployment.world.now, service, change)
 
 
-def _give_up(deployment: Deployment, rng: random.Random) -> None:
+class Losses:
+    """What an operator has declared lost, and what was said to that."""
+
+    def __init__(self) -> None:
+        self.asked: dict[tuple[NodeId, int], tuple[StreamId, int, bool]] = {}  # by head and number; may it be?
+        self.wrong = 0  # answers
+        self.declared: list[tuple[StreamId, int, int]] = []
+
+    def on_step(self, time: float, node: NodeId, incarnation: int, input: Any, effects: Effects) -> None:
+        """Answers to an operator go to the configuration service, which makes nothing of them."""
+        for effect in effects:
+            if type(effect) is Send and isinstance(effect.message, Defined | NotDefined):
+                lo = effect.message.nonce
+                stream, hi, possible = self.asked.get((node, lo), ("", 0, False))
+                if stream and effect.to.endswith("/config"):
+                    self.wrong += possible != (type(effect.message) is Defined)
+                    self.declared += [(stream, lo, hi)] if possible else []
+
+
+def _give_up(deployment: Deployment, rng: random.Random, losses: Losses) -> None:
     """An operator declares the next numbers of some stream lost; and, which must be refused, some that are known."""
     region = _region(deployment, rng)
     head = deployment.proxy(deployment.membership(region).head)
@@ -496,7 +517,9 @@ def _give_up(deployment: Deployment, rng: random.Random) -> None:
         stream = rng.choice(sorted(own))
         end = head.log.ends[stream]
         for lo in (end - 1, end):
-            asked = Received(deployment.services[region], DeclareLost(lo, stream, lo, end + rng.randint(1, 20)))
+            hi = end + rng.randint(1, 20)
+            losses.asked[head.me, lo] = (stream, hi, lo == end)
+            asked = Received(deployment.services[region], DeclareLost(lo, stream, lo, hi))
             deployment.world.inject(deployment.world.now, head.me, cast(Any, asked))
 
 
