@@ -493,8 +493,8 @@ class Losses:
 
     def __init__(self) -> None:
         self.asked: dict[tuple[NodeId, int], tuple[StreamId, int, bool]] = {}  # by head and number; may it be?
-        self.wrong = 0  # answers
         self.declared: list[tuple[StreamId, int, int]] = []
+        self.wrong = 0  # answers
 
     def on_step(self, time: float, node: NodeId, incarnation: int, input: Any, effects: Effects) -> None:
         """Answers to an operator go to the configuration service, which makes nothing of them."""
@@ -503,8 +503,9 @@ class Losses:
                 lo = effect.message.nonce
                 stream, hi, possible = self.asked.get((node, lo), ("", 0, False))
                 if stream and effect.to.endswith("/config"):
-                    self.wrong += possible != (type(effect.message) is Defined)
-                    self.declared += [(stream, lo, hi)] if possible else []
+                    declared = isinstance(effect.message, Defined)
+                    self.wrong += declared != possible
+                    self.declared += [(stream, lo, hi)] if declared else []
 
 
 def _give_up(deployment: Deployment, rng: random.Random, losses: Losses) -> None:
