@@ -17,10 +17,10 @@ import pytest
 
 from store.helpers import Host, logged
 from tidings.protocols.log import Logged, TokenPassed
-from tidings.store import Store, StoreDamaged, StoreError, StoreFull, StoreTooNew, codec, files
+from tidings.store import Store, StoreDamaged, StoreError, StoreFailed, StoreFull, StoreTooNew, codec, files
 from tidings.store import store as store_module
 from tidings.store.codec import Entry, State, encode
-from tidings.store.disk import STATE_KEY, Disk, log_key
+from tidings.store.disk import STATE_KEY, UNEXPLAINED, Disk, log_key
 from tidings.store.files import DATA
 
 
@@ -290,6 +290,27 @@ def test_a_write_that_the_file_system_refuses_is_tried_again(path: Path) -> None
     again = Store.open(path, map_size=1 << 26)
     assert again.entries == logged(400, 60)
     again.close()
+
+
+def test_input_output_errors_are_believed_only_where_there_is_room(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room may be made between a short write and the question whether there was any: that is not the disk's end."""
+    host = Host(opened(path))
+    disk = host.store._disk
+    assert disk is not None
+
+    def tries(cramped: bool, count: int) -> list[type[StoreError]]:
+        monkeypatch.setattr(files, "cramped", lambda path: cramped)
+        error = lmdb.Error("mdb_txn_commit: Input/output error")
+        return [type(disk._judged(error)) for _ in range(count)]
+
+    assert tries(True, 3 * UNEXPLAINED) == [StoreFull] * 3 * UNEXPLAINED
+    assert tries(False, UNEXPLAINED) == [StoreFull] * UNEXPLAINED
+    assert tries(True, 1) == [StoreFull]
+    assert tries(False, UNEXPLAINED + 1) == [StoreFull] * UNEXPLAINED + [StoreFailed]
+    host.store.write(TokenPassed(1), 1)
+    host.settled(1)
+    assert tries(False, 1) == [StoreFull]  # a write that succeeds begins the count anew
+    host.close()
 
 
 def test_a_sync_that_fails_is_final(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

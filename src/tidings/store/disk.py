@@ -29,7 +29,7 @@ from tidings.store.codec import Entry, State, decode, encode
 from tidings.store.errors import StoreDamaged, StoreError, StoreFailed, StoreForeign, StoreFull, StoreTooNew
 
 SLICE = 512  # ours: garbage entries deleted with a group, or twice what it writes: about a millisecond
-SHORT_WRITES = 8  # ours: tries after which an input/output error is taken for what it says
+UNEXPLAINED = 8  # ours: input/output errors in a row, with room on the disk, until they are taken for what they say
 
 STATE_KEY = b"\0"
 _LOG_KEY = Packer(">cQ")
@@ -73,7 +73,7 @@ class Disk:
         self.on_sync: Callable[[], None] | None = None  # called right after each completed sync; for tests
         self.sync_seconds = 0.0
         self.deleted = 0  # garbage entries
-        self._short_writes = 0  # in a row
+        self._unexplained = 0  # input/output errors in a row that no lack of room explains
         if not path.exists():
             files.create(path, min(map_size, max_map_size), [(STATE_KEY, encode(State(node), 0))])
         self._lock = files.lock(path)
@@ -204,7 +204,7 @@ class Disk:
             raise StoreFailed(f"{self.path}: sync failed: {error}; restart the node") from error
         self.sync_seconds += time.perf_counter() - began
         self.state, self.garbage = state, garbage
-        self._short_writes = 0
+        self._unexplained = 0
         self._measure()
 
     def _sync(self) -> None:
@@ -259,12 +259,14 @@ class Disk:
         """Whether a commit that failed may be tried again.
 
         It has changed nothing that counts, and the next try writes all its pages anew, so that is safe. LMDB reports a
-        short write, by which a full disk may show for as long as it is full, as an input/output error: a few of those
-        are borne, and more where there is no room indeed.
+        short write, by which a full disk may show for as long as it is full, as an input/output error. Where there is
+        no room that explains it; else room may have been made since, so a few are borne before it is believed.
         """
         text = str(error)
-        self._short_writes += os.strerror(errno.EIO) in text
-        short = os.strerror(errno.EIO) in text and (self._short_writes <= SHORT_WRITES or files.cramped(self.path))
+        short = os.strerror(errno.EIO) in text
+        if short:
+            self._unexplained = 0 if files.cramped(self.path) else self._unexplained + 1
+            short = self._unexplained <= UNEXPLAINED
         if short or isinstance(error, lmdb.DiskError) or any([os.strerror(code) in text for code in _FULL]):
             return StoreFull(f"{self.path}: {text}; make room on the file system")
         return StoreFailed(f"{self.path}: {text}; restart the node")
