@@ -11,6 +11,7 @@ from tidings.lab.seeds import Lies, Plan
 from tidings.protocols.client import Client, ReadDone
 from tidings.protocols.messages import Read
 from tidings.protocols.proxy import StreamDef
+from tidings.protocols.recovery import Recovery
 from tidings.sim.build import Deployment
 from tidings.sim.recorder import Recorder
 from tidings.sim.run import failures
@@ -69,8 +70,19 @@ def test_moods_and_aims_all_occur_among_the_first_seeds() -> None:
     moods = [Plan(seed).mood for seed in range(40)]
     assert set(moods) == {"calm", "aimed", "swarm"}
     assert moods.count("swarm") > moods.count("calm")
-    struck = {aim for seed in range(100) for _, aim in Plan(seed).aims}
+    plans = [Plan(seed) for seed in range(100)]
+    struck = {aim for plan in plans if plan.amnesia is None for _, aim in plan.aims}
     assert struck == {*seeds.AIMS, *seeds.CUTS}
+    forgetful = [plan for plan in plans if plan.amnesia is not None]
+    assert {len(plan.scenario.regions) for plan in forgetful} == {2, 3}
+
+
+def test_a_region_that_forgets_everything_must_declare_what_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = next(seed for seed in range(100) if Plan(seed).amnesia is not None)
+    outcome = campaign.run_seed(seed)
+    assert outcome["violations"] == [] and outcome["reports"]["declared_lost"] == 1
+    monkeypatch.setattr(Recovery, "_loss", lambda *args: None)  # then it gives numbers out again
+    assert {"integrity", "bounded"} <= {name for name, _ in campaign.run_seed(seed)["violations"]}
 
 
 def test_a_link_is_cut_for_long_only_where_there_is_a_way_round_and_nothing_else_strikes() -> None:

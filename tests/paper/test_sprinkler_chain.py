@@ -552,6 +552,36 @@ def test_of_two_records_with_one_number_the_one_of_the_older_epoch_was_voided() 
     assert rig.chain("A").log.records == rig.chain("C").log.records
 
 
+@pytest.mark.parametrize("order", ["AB", "BA"])
+def test_a_replica_does_not_resign_because_its_successor_has_more_of_what_was_voided(order: str) -> None:
+    """A's disk is as it was when it had three records alone; B, with one that counts, restarts at the same time."""
+    rig = ChainRig("AB")
+    rig.append("A", 3)
+    rig.sync("A")
+    rig.take(Append)
+    void = list(rig.durable["A"])
+    rig.silence("B")
+    rig.append("B")
+    rig.settle()
+    rejoin(rig, "A")
+    assert rig.membership.replicas == ("B", "A") and rig.logs("B", "A") == [1, 1]
+    rig.beat("B", "A")
+    rig.settle()
+    rig.crash("A", "B")
+    rig.wire.clear()
+    rig.durable["A"] = void
+    rig.restart(*order)
+    rig.settle()
+    for _ in range(3):
+        rig.beat("B", "A")
+        rig.settle()
+    assert ("B", "old_disk_found") not in rig.reports and ("A", "old_disk_found") in rig.reports
+    assert rig.membership.head == "B" and rig.chain("B").is_head
+    rejoin(rig, "A")
+    assert [record.epoch for record in rig.chain("B").log.records] == [2]
+    assert rig.chain("A").log.records == rig.chain("B").log.records
+
+
 def test_a_replica_whose_disk_is_too_old_does_not_outlast_those_who_know_more() -> None:
     rig = ChainRig("AB")
     rig.append("A", 5)

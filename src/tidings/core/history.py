@@ -514,6 +514,11 @@ class History:
             raise AsofGone(f"{self.stream}: no lease as of {asof}, the floor is {self.floor}", self.floor)
         self._leases[name] = asof
 
+    @property
+    def leases(self) -> frozenset[str]:
+        """Names of the leases that hold rows here."""
+        return frozenset(self._leases)
+
     def release(self, name: str) -> None:
         """End a lease."""
         self._leases.pop(name, None)

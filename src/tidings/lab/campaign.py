@@ -3,7 +3,9 @@
 Until ``heal_after`` only safety is demanded; then all is mended, and everyone alive must reach the end of every stream,
 every publisher and reader must have its answers, every replica must be back in its chain, and every client must know
 that chain. Where little was broken more is demanded: no repairs, nothing said twice and low latency in a calm run,
-short stalls where faults came one at a time. All of it goes through check/: demands are gauges with bounds.
+short stalls where faults came one at a time. Watches (lab/watch.py) see every step and demand of each part of the
+protocol that whoever is told something does at once what it must, and nobody else. All of it goes through check/:
+demands are gauges with bounds.
 
 What a campaign must have seen to count are its *goals*: rare paths of the protocol, each counted when it is taken.
 """
@@ -30,6 +32,12 @@ from tidings.lab.desk import Desks
 from tidings.lab.keeper import Keeping
 from tidings.lab.ledger import digest
 from tidings.lab.seeds import HEAL, LONG, SECONDS, TTL, WAITS, Plan
+from tidings.lab.watch import Watch
+from tidings.lab.watch_chain import ChainWatch
+from tidings.lab.watch_clients import ClientsWatch
+from tidings.lab.watch_fabric import FabricWatch
+from tidings.lab.watch_proxy import ProxyWatch
+from tidings.lab.watch_regions import RegionsWatch
 from tidings.protocols.catalog import Describe, Description
 from tidings.protocols.chain import Ack, Append, Compare, Compared
 from tidings.protocols.client import ReadDone
@@ -48,6 +56,7 @@ from tidings.sim.faults import FaultEvent
 from tidings.sim.run import failures, simulate
 
 TARGETS = ("sprinkler",)
+WATCHES: tuple[type[Watch], ...] = (ChainWatch, ClientsWatch, FabricWatch, ProxyWatch, RegionsWatch)
 EVENTS_LEAST = 2_000  # that a seed publishes, whatever breaks: else it proves little
 LEAST = ("events", "clients", "regions", "sim_seconds")
 
@@ -90,18 +99,20 @@ GOALS = {
     "sink aborted after its commit": "sink_abort_too_late",
     "staged data expired": "sink_expired",
     "range declared lost": "lost",
+    "owner without memory declares what is lost": "declared_lost",
     "two claims to one name": "stream_conflict",
 }
 """What must have happened, and the counter that says it did."""
 
 CALM = frozenset(
     {
-        *("asof_above_horizon", "asof_gone", "collected_collectors", "cursor_refused", "define_busy", "full_restart"),
+        *("asof_above_horizon", "asof_gone", "collected_collectors", "cursor_refused", "declare_busy", "define_busy"),
         *("lease_expired", "lease_gone", "lease_granted", "lease_kept_dead_rows", "lease_moved", "lease_renewed"),
+        "lease_released",
         *("publish_busy", "publish_fenced", "publish_rows", "publish_stream", "publisher_retry", "publisher_rows"),
         *("publisher_stream", "read_answered", "recv_overflow", "sink_committed", "sink_moved", "sink_staged"),
         *("source_switch", "stream_conflict", "subscriber_given_up", "subscriber_moved", "tombstone_delivered"),
-        "unsynced_lost",
+        *("full_restart", "unsynced_lost"),
     }
 )
 """All that a run without faults may count; for anything else it has no reason."""
@@ -137,7 +148,8 @@ def run_seed(seed: int) -> dict[str, Any]:
     world = deployment.world
     events, hits = plan.break_things(deployment)
     seen = _Seen(deployment, plan.mood == "calm")
-    world.observers.append(seen)
+    watches = [each(deployment, plan) for each in WATCHES]
+    world.observers += [seen, *watches]
     desks = Desks(deployment, random.Random(f"desks/{seed}"), calm=plan.mood == "calm") if plan.desks else None
     claims = Claims(deployment, random.Random(f"claimants/{seed}"), calm=plan.mood == "calm") if plan.claims else None
     keeping = Keeping(deployment, plan.keeper) if plan.keeper else None
@@ -145,8 +157,11 @@ def run_seed(seed: int) -> dict[str, Any]:
     violations = failures(deployment)
     if not violations:
         _demand(deployment, plan, events, hits, seen, desks, claims)
+        note = partial(deployment.recorder.gauge, world.now)
+        for watch in watches:
+            watch.demand(note)
         if keeping is not None:
-            keeping.demand(partial(deployment.recorder.gauge, world.now))
+            keeping.demand(note)
     trace = deployment.recorder.trace()
     violations += judge(trace)
     kept = {} if keeping is None else keeping.reports
@@ -288,7 +303,8 @@ def _demand(
     note("publishers", "repacked", reports.get("publisher_repacked", 0), 0)
     if plan.publish.ttl == TTL:  # else a head forgets an opening, and a late copy of it opens another session
         note("publishers", "fenced", reports.get("publisher_fenced", 0), int(plan.twin))
-        note("publishers", "expired", reports.get("publisher_expired", 0), 0)
+        forgotten = len(deployment.writers) if plan.amnesia else 0  # once by the region that has forgotten everything
+        note("publishers", "expired", reports.get("publisher_expired", 0), forgotten)
     here = [node for node in deployment.members() if world.hosts[node].life]
     note("readers", "unanswered_reads", sum(deployment.client(node).reading is not None for node in here), 0)
     if plan.forge:
@@ -308,7 +324,8 @@ def _demand(
         rule = InterRegionSettings()
         if not world.fault_counts["clock"]:  # else a head's clock may show more than has passed
             note("run", "sources_kept_s", -seen.soonest, -math.sqrt(rule.c_scale) * rule.period)
-        note("run", "stall_s", _stall(deployment), PATIENCE["waits" if WAITS in hits else plan.mood])
+        waits = plan.amnesia.wait if plan.amnesia else 0.0  # a region that has forgotten everything, for another one
+        note("run", "stall_s", _stall(deployment), PATIENCE["waits" if WAITS in hits else plan.mood] + waits)
 
 
 def _demand_regions(deployment: Deployment, plan: Plan, note: Note) -> None:
@@ -372,8 +389,8 @@ def _demand_thrift(deployment: Deployment, plan: Plan, sent: Mapping[type, int],
     note("calm", "solicited", sent[Solicit], told)
     views = 2 * (sum([region.clients for region in plan.scenario.regions]) + 2 * regions) * SECONDS / protocol.gossip
     within("views", 0.9 * views, sent[View], 1.2 * views)  # one each way and round; tails see more
-    if plan.keeper:  # seven short ones, the long one, its move, and two or three renewals
-        within("leases", 9, sent[Lease], 13)
+    if plan.keeper:  # seven short ones, the long one, its move, and two or three renewals; three more (one of them
+        within("leases", 17, sent[Lease], 21)  # asked for thrice, since a connection is lost), and again when released
     within("wants", sent[Append], sent[Want], 3 * sent[Append])
     within("offers", 3 * sent[Want], sent[Offer], 10 * sent[Want])
 

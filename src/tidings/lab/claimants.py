@@ -26,6 +26,7 @@ from tidings.protocols.catalog import Define, Defined, StreamDef
 from tidings.protocols.kernel import Command, Effects, Received, Send, Time
 from tidings.protocols.proxy import Proxy
 from tidings.protocols.publishing import Publish
+from tidings.protocols.receipts import receipts_of
 from tidings.protocols.subscriptions import CURSORS, EARLIEST, Ended, Fed, Follow
 from tidings.sim.build import Deployment, Note
 
@@ -36,7 +37,8 @@ BATCHES, ROWS = 14, 3
 AT_ONCE = 1.0  # seconds; when both ask for the name
 TOO_SOON, IN_TIME, AFTERWARDS = 900, 901, 902  # tags of what goes to LATER
 DURABLE = 20  # ids of durable subscriptions from here on
-FEW, MANY = 8, 16  # of them: together with the desks' fewer, or more, than there is room for
+KEPT = 19  # one that is opened before them and never moved: what is swept around it must leave it alone
+FEW, MANY = 9, 16  # of them: together with the desks' fewer, or more, than there is room for
 ANEW = ("is unknown", "begin anew", "was deleted")  # reasons to follow again: the other claim may not be known yet
 MODULUS = 1 << 64
 
@@ -137,6 +139,7 @@ class Claims:
             todo += [(13.5, self._ask(2, "delete", BOTH, region)), (13.5, late)]
         if region == self.home:
             todo += [(2.5, self._ask(3, "create", GONE, region)), (9.0, self._ask(4, "delete", GONE, region))]
+            todo.append((2.6, Open(KEPT, receipts_of(region), EARLIEST, "", "kept", KEPT)))
             for at in range(MANY if self.calm else FEW):
                 todo.append((3.0 + at / 8, Open(DURABLE + at, GONE, EARLIEST, "", f"gone-{at}", at)))
         return todo
@@ -246,7 +249,9 @@ class Claims:
         full = [ended for ended in desk.ended.values() if "takes no more" in ended.reason]
         if self.calm:
             note(node, "let_in", MANY - len(full), FEEDS.cursors)
-            note(node, "turned_away", len(full), MANY + 1 - FEEDS.cursors)  # the editor's may be there before them
+            note(
+                node, "turned_away", len(full), MANY + 2 - FEEDS.cursors
+            )  # that, and the editor's, may be there before them
         else:
             note(node, "turned_away", len(full), 0)
 

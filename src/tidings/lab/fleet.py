@@ -28,7 +28,8 @@ from tidings.sim.run import Progress
 FOLDER = Path("build/ledger")
 POLL = 1.0  # seconds between looks at whether something is to be written down
 AHEAD = 2  # seeds handed out for each process, so that none waits
-SIMULATED = ("seeds", "campaign", "desk", "claimants", "keeper", "ledger"), ("client",)
+WATCHES = ("watch", "watch_chain", "watch_clients", "watch_fabric", "watch_proxy", "watch_regions")
+SIMULATED = ("seeds", "campaign", "desk", "claimants", "clerk", "guests", "keeper", "ledger", *WATCHES), ("client",)
 """Besides the simulator, what decides the outcome of a seed: modules of the lab, and rooms."""
 REAL = (
     (*SIMULATED[0], "cluster_campaign", "cluster_faults", "cluster_load", "evidence"),

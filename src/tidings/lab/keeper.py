@@ -4,6 +4,10 @@ Its *long* lease would expire before the end, but is renewed, and is moved once:
 a read under it with "forgotten", nor the same read with other rows, and in the end all know as of which number it is.
 *Short* leases are left as soon as they are granted: they expire, and reads as of them are then refused, in so many
 words, or still answered rightly.
+
+*Extra* ones try what a lease may be as of: as wanted where another one keeps that, else as of the end, whatever is kept
+of other streams. While it waits for the first the keeper loses its connection to the head. They are released when no
+other lease begins or ends any more, and nobody gets them back.
 """
 
 from __future__ import annotations
@@ -12,23 +16,33 @@ import random
 from typing import Any
 
 from tidings.client.machine import ClientMachine, Close, Hold, LetGo, MachineSettings, Open, Taken
-from tidings.core.ids import RegionId, StreamId
+from tidings.core.ids import NEVER, NodeId, RegionId, StreamId
 from tidings.protocols.catalog import Description
 from tidings.protocols.kernel import Deliver, Effect, Effects, Expired, Input, Received, SetTimer, Time, Timer
 from tidings.protocols.leases import Dropped, Granted, Lease, MoveLease
-from tidings.protocols.subscriptions import Ended, Fed, Unfollowed
+from tidings.protocols.receipts import receipts_of
+from tidings.protocols.subscriptions import Ended, Fed, Lost, Unfollowed
 from tidings.sim.build import Deployment, Note
 
 LONG, SHORT = "long", "short"
+ELSEWHERE, SHARED, EARLY = EXTRA = ("elsewhere", "shared", "early")
 TICK = 0.25
 READ_EVERY = 5  # ticks
 FIRST_READ, MOVE_AT = 4.0, 11.0  # seconds
 LAST_SHORT, LAST_READ = 14.0, 20.0  # so that everything is answered in the end
+RELEASE_AT = 18.0  # the short ones are over, and all is mended
 LASTING, BRIEF = 20.0, 1.0  # seconds of a ttl: the first is renewed after a third, and over before the world is
+ENDLESS = 90.0  # never renewed, nor over
 
 
 class KeeperTick(Timer, frozen=True, gc=False):
     """Do the next thing."""
+
+
+class Disconnected(Timer, frozen=True, gc=False):
+    """The connection to a replica is lost."""
+
+    node: NodeId
 
 
 class Reading:
@@ -58,6 +72,8 @@ class Keeper:
         self.denied = 0  # replicas that have forgotten what it keeps
         self.gone = 0  # reads under a lease that is over, refused
         self.moved = False
+        self.wanted: dict[str, tuple[int, int]] = {}  # of extra ones: as of at least, and at most
+        self.dropped: set[str] = set()
 
     def start(self, now: Time) -> Effects:
         return [*self.machine.start(now), SetTimer(TICK, KeeperTick())]
@@ -65,6 +81,8 @@ class Keeper:
     def handle(self, now: Time, input: Input) -> Effects:
         if type(input) is Expired and type(input.timer) is KeeperTick:
             return [*self._work(now), SetTimer(TICK, KeeperTick())]
+        if type(input) is Expired and type(input.timer) is Disconnected:
+            return self._do(now, Lost(input.timer.node))
         if type(input) is Received and type(input.message) is Unfollowed and input.message.floor:
             read = self.reading.get(input.message.id)
             self.denied += read is not None and read.lease == LONG and read.asof >= self.asofs[LONG]
@@ -103,12 +121,40 @@ class Keeper:
             out += self._do(now, MoveLease(LONG, self.horizon))
         if self.steps % READ_EVERY == 0 and now < LAST_READ:
             out += self._read(now)
+        if self.steps % 4 == 3 and LONG in self.asofs:
+            out += self._extra(now) if now < RELEASE_AT else self._release(now)
+        return out
+
+    def _extra(self, now: Time) -> list[Effect]:
+        """The next of the extra leases, once the long one keeps something, and the one before is granted."""
+        left = [name for name in EXTRA if name not in self.asofs]
+        kept = self.asofs[LONG]
+        if not left or left[0] in self.wanted or not 1 < kept < self.horizon - 1 or now > LAST_SHORT or self.moved:
+            return []
+        name, stream, asof = left[0], self.stream, {ELSEWHERE: 0, SHARED: kept + 1, EARLY: 1}[left[0]]
+        if name == ELSEWHERE:
+            stream = receipts_of(self.machine.home)
+        self.wanted[name] = {ELSEWHERE: (1, NEVER), SHARED: (asof, asof), EARLY: (self.horizon, NEVER)}[name]
+        out = self._do(now, Hold(Lease(name, stream, asof, ttl=ENDLESS)))
+        if name == SHARED:
+            out.append(SetTimer(0.0, Disconnected(self.machine.memberships[self.machine.home].head)))
+        return out
+
+    def _release(self, now: Time) -> list[Effect]:
+        """Let go of extra leases, and ask for them as if that had not been, until there is none."""
+        out: list[Effect] = []
+        for name in EXTRA:
+            if name in self.machine.holders:
+                out += self._do(now, LetGo(name))
+            elif name in self.asofs and name not in self.dropped:
+                stream = self.stream if name != ELSEWHERE else receipts_of(self.machine.home)
+                out += self._do(now, Hold(Lease(name, stream, ttl=ENDLESS), resume=True))
         return out
 
     def _read(self, now: Time) -> list[Effect]:
         """The same range as ever, as of the long lease and of the oldest short one."""
         out: list[Effect] = []
-        names = [LONG, *sorted(set(self.asofs) - {LONG}, key=lambda name: self.asofs[name])[:1]]
+        names = [LONG, *sorted(set(self.asofs) - {LONG, *EXTRA}, key=lambda name: self.asofs[name])[:1]]
         for at, name in enumerate(names):
             if name in self.asofs and self.hi:
                 id = 10 * self.steps + at
@@ -128,9 +174,11 @@ class Keeper:
         match item:
             case Granted(name, asof):
                 self.asofs.setdefault(name, asof)
-                return self._do(now, LetGo(name, release=False)) if name != LONG else []
+                return self._do(now, LetGo(name, release=False)) if name.startswith(SHORT) else []
             case Dropped(name, reason) if name == LONG:
                 self.lost.append(reason)
+            case Dropped(name):
+                self.dropped.add(name)
             case Description(states=states) if self.stream in states:
                 self.horizon = max(self.horizon, states[self.stream].horizon)
             case Fed(id, span) if id in self.reading:
@@ -184,6 +232,11 @@ class Keeping:
         note("keeper", "reads_differing", keeper.differing, 0)
         note("keeper", "reads_unanswered", len(keeper.reading), 0)
         note("keeper", "reads_missing", not keeper.found, 0)
+        histories = self.deployment.proxy(self.deployment.membership(self.region).head).log.histories
+        for name, (least, most) in keeper.wanted.items():
+            end = histories[keeper.stream if name != ELSEWHERE else receipts_of(keeper.machine.home)].horizon
+            note("keeper", f"{name}_not_as_wanted", not least <= keeper.asofs.get(name, 0) <= min(most, end), 0)
+            note("keeper", f"{name}_not_released", name not in keeper.dropped, 0)
         for node in self.deployment.membership(self.region).replicas:
             leased = self.deployment.proxy(node).leased
             known = leased[LONG].asof if LONG in leased else 0

@@ -80,7 +80,15 @@ JUDGED = (
     "lab/seeds.py",
     "lab/desk.py",
     "lab/claimants.py",
+    "lab/guests.py",
     "lab/keeper.py",
+    "lab/clerk.py",
+    "lab/watch.py",
+    "lab/watch_chain.py",
+    "lab/watch_clients.py",
+    "lab/watch_fabric.py",
+    "lab/watch_proxy.py",
+    "lab/watch_regions.py",
     "client",
 )  # what an outcome depends on
 UNUSED = ROOT / "sim" / "measured.py"  # by campaigns: the speed of some machine decides no outcome

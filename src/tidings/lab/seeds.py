@@ -4,9 +4,11 @@ Everything is drawn from the seed. Three moods: *calm* (nothing breaks, and then
 fault at a time, each at a weak spot, so that recovery has to be quick) and *swarm* (sim/faults.py, plus aimed faults).
 Aimed faults are what chance alone seldom brings: a head, middle or tail that sleeps until it is removed, a head perhaps
 amid a sink's batch or with a clock that was fast; a head that is cut off from its chain, goes on taking events alone
-and is then removed; a newcomer whose seniors all fall silent just when it gets the token, or is a member at last; a
-replica that comes back at once, with the disk it had a second ago; a link between regions that fails, perhaps one way
-only, perhaps for most of the run; a region whose members nod off again and again.
+and is then removed; a region whose replicas all forget everything, and what nobody else has is lost; a newcomer whose
+seniors all fall silent just when it gets the token, or is a member at last; a replica that comes back at once, with the
+disk it had a second ago, or with records that were voided since; a link between regions that fails, perhaps one way
+only, perhaps for most of the run; a region whose members nod off again and again; a newcomer that nods off over its
+snapshot; a chain that sleeps, and wakes one by one; a checkpoint on a disk.
 
 Worlds are as small as they may be, because most of a seed's time goes into what members tell each other: about ten
 clients, and batches that make a few hundred records of a few thousand events.
@@ -31,9 +33,10 @@ from tidings.protocols.chain import ChainSettings, Install
 from tidings.protocols.client import ReadAsOf
 from tidings.protocols.configuration import Change, Configuration, Promote
 from tidings.protocols.kernel import Effects, Received, Send
-from tidings.protocols.log import Installed
+from tidings.protocols.log import Checkpoint, CutBack, Installed
 from tidings.protocols.messages import Know
 from tidings.protocols.publishing import PublishSettings
+from tidings.protocols.recovery import RecoverySettings
 from tidings.protocols.sinks import SinkSettings
 from tidings.sim import scenario as plans
 from tidings.sim.build import Deployment
@@ -47,6 +50,7 @@ EVENTS = 3_600  # nominal, so that at least 2,000 are published whatever breaks
 LONG = 6.0  # seconds of an aimed outage: far beyond the 1.5 s of silence after which a replica is removed
 REPLICATED = 0.004  # seconds; ours: a sync (0.5 ms and more) and a hop (1 ms), and less than a whole chain takes
 FAST = 4.0  # seconds that a fast clock is ahead: more than the silence after which another head takes over
+LATE = 1.2  # seconds after which the others answer a region that has forgotten everything; ours: clearly not at once
 TTL = 3600.0
 
 READS = 12  # one every 1.3 s from 3.0 on; ours, so that the last one has time for its answer
@@ -54,6 +58,8 @@ READS = 12  # one every 1.3 s from 3.0 on; ours, so that the last one has time f
 ORPHANED = "newcomer orphaned"
 WAITS = "newcomer orphaned before it was a member"
 """Then its chain must wait: all members are silent, and the newcomer is not one of them."""
+
+FORGOT = "region forgot"
 
 Mood = Literal["calm", "aimed", "swarm"]
 
@@ -81,7 +87,29 @@ class Plan:
         self.keeper = keep.choice(self.scenario.regions).name if keep.random() < 0.5 else ""  # whose stream is leased
         self.operator = Operator(random.Random(f"operator/{seed}")) if self.mood == "swarm" else None
         self.aims = self._aims()
+        alone = self.mood == "aimed" and len(self.aims) == 1  # while another aim strikes it would be too much
+        self.relapse = alone and random.Random(f"relapses/{seed}").random() < 0.7
+        self.spared = self.mood == "swarm" and random.Random(f"checkpoint/{seed}").random() < 0.4
+        self.silence = self.mood == "swarm" and random.Random(f"silence/{seed}").random() < 0.3
+        self.drowsy = self.mood != "calm" and not alone and random.Random(f"drowsy/{seed}").random() < 0.4
         self.sinks, self.sinking = _sinks(self)
+        memory = random.Random(f"recovery/{seed}")
+        share = 0.3 if len(self.scenario.regions) > 2 else 0.06  # of three regions one may not answer
+        self.amnesia = Amnesia(memory) if self.mood == "aimed" and memory.random() < share else None
+        if self.amnesia is not None:
+            self._in_memory(self.amnesia, memory)
+
+    def _in_memory(self, amnesia: Amnesia, rng: random.Random) -> None:
+        """Replicas without disks, and nobody who was told what such a region has forgotten but members of the fabric.
+
+        Nothing is collected, for what is lost collects nothing: then regions differ in what is gone (decision 0011).
+        """
+        plain = tuple(msgspec.structs.replace(stream, gc="none", rows="arrow") for stream in self.scenario.streams)
+        publishers = tuple(msgspec.structs.replace(each, collect_every=None) for each in self.scenario.publishers)
+        self.scenario = msgspec.structs.replace(self.scenario, streams=plain, publishers=publishers)
+        self.desks, self.claims, self.keeper, self.sinks = False, False, "", ()
+        self.relapse = self.drowsy = False
+        self.aims = [(8.0 + rng.random(), amnesia.forget)]
 
     def _aims(self) -> list[tuple[float, Aim]]:
         """Aimed faults and when they strike; two regions have no way round a cut."""
@@ -111,10 +139,23 @@ class Plan:
 
     def break_things(self, deployment: Deployment) -> tuple[list[FaultEvent], list[str]]:
         """Enter all faults in the world; returns the swarm's, and a list that fills with the aimed ones as they hit."""
+        if self.amnesia is not None:
+            deployment.settings = msgspec.structs.replace(deployment.settings, recovery=self.amnesia.settings)
         events = deployment.unleash(self.faults, self.rng, 1.0)
         hits: list[str] = []
         for at, aim in self.aims:
             deployment.world.at(at, partial(_strike, aim, deployment, self.rng, hits))
+        if self.relapse:
+            rng = random.Random(f"relapse/{self.seed}")
+            deployment.world.at(12.0, partial(_strike, _Relapse, deployment, rng, hits))
+        if self.spared:
+            rng = random.Random(f"checkpoints/{self.seed}")
+            for at in (5.0, 9.0, 13.0):
+                deployment.world.at(at + rng.random(), partial(_checkpoint, deployment, rng))
+        if self.silence:
+            deployment.world.at(8.0, partial(_fall_silent, deployment, random.Random(f"silences/{self.seed}")))
+        if self.drowsy:
+            deployment.world.observers.append(_Drowsy(deployment))
         if self.forge:
             deployment.world.observers.append(self.lies)
             for at in (5.0, 9.0, 13.0):
@@ -122,6 +163,8 @@ class Plan:
         if self.operator is not None:
             for at in (4.0, 8.0, 12.0):
                 deployment.world.at(at + self.operator.rng.random(), partial(self.operator.act, deployment))
+            if random.Random(f"echo/{self.seed}").random() < 0.3:
+                deployment.world.observers.append(_Echo(deployment))
             rng = random.Random(f"losses/{self.seed}")
             deployment.world.observers.append(self.losses)
             for at in (3.5, 6.5, 9.5) if not self.desks else ():  # what desks are told is compared number by number
@@ -435,6 +478,85 @@ class _Rash(_Orphan):
         self._silence()
 
 
+class _Relapse:
+    """A head that was cut off, and is back in its chain, restarts with a disk it had before: other records, or fewer.
+
+    It was the only one to have them, and the chain has others in their place; or it has the snapshot it came back with,
+    which is old but true. The replica before it restarts as well, and must not take the old disk's word for anything.
+    """
+
+    def __init__(self, deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
+        self.deployment = deployment
+        self.world = deployment.world
+        self.rng = rng
+        self.hits = hits
+        whole = [region for region in sorted(deployment.replicas) if self._whole(region)]
+        if whole:
+            self.region = rng.choice(whole)
+            self.node = deployment.membership(self.region).head
+            others = [each for each in deployment.replicas[self.region] if each != self.node]
+            blocks = self.world.partition([self.node], [*others, deployment.services[self.region]])
+            self.world.at(self.world.now + 1.9, partial(self.world.rejoin, blocks))
+            self.world.at(self.world.now + 2.3, self._back)
+
+    def _whole(self, region: str) -> bool:
+        hosts, replicas = self.world.hosts, self.deployment.replicas[region]
+        awake = all([hosts[node].life and not hosts[node].wake_at for node in replicas])
+        return awake and {*self.deployment.membership(region).replicas} == {*replicas} and len(replicas) > 2
+
+    def _back(self) -> None:
+        disk, replicas = self.world.hosts[self.node].disk, self.deployment.membership(self.region).replicas
+        assert disk is not None
+        entries = disk.durable()
+        cuts = [at for at, entry in enumerate(entries) if isinstance(entry, CutBack)]
+        whole = [at for at, entry in enumerate(entries) if isinstance(entry, Installed) and entry.last]
+        if not self._whole(self.region) or replicas[-1] != self.node or not cuts:
+            return
+        true = bool(whole) and whole[-1] > cuts[-1] and self.rng.random() < 0.5
+        for node in (self.node,) if true else (self.node, replicas[-2]):
+            self.world.crash(node)
+            self.world.at(self.world.now + 0.05, partial(self.world.restart, node))
+        kept = disk.put_back(whole[-1] + 1 if true else cuts[-1])
+        self.deployment.recorder.put_back(self.world.now, self.node, kept)
+        self.hits.append("tail back with its snapshot" if true else "tail back with voided records")
+
+
+def _checkpoint(deployment: Deployment, rng: random.Random) -> None:
+    """A replica writes a checkpoint of its state, as stores do to let go of what came before, and restarts with it."""
+    world, node = deployment.world, rng.choice(deployment.replicas[_region(deployment, rng)])
+    host = world.hosts[node]
+    if host.life and not host.wake_at and host.disk is not None and deployment.proxy(node).chain.installing is None:
+        log, token = deployment.proxy(node).log, deployment.proxy(node).chain.token
+        at, pieces, epochs = log.committed, log.snapshot(rng.choice([16, 64])), (log.token_epoch, log.joined_epoch)
+        for index, spans in enumerate(pieces):
+            piece = Checkpoint(at, index, spans, index == len(pieces) - 1, at, *epochs, log.made(at))
+            host.disk.write(world.now, piece, token)
+        world.at(world.now + rng.uniform(0.01, 0.5), partial(world.crash, node))
+        world.at(world.now + 0.6, partial(world.restart, node))
+
+
+def _fall_silent(deployment: Deployment, rng: random.Random) -> None:
+    """A whole chain sleeps, and its members wake one after the other: the first must not be left alone for that."""
+    nodes = list(deployment.replicas[_region(deployment, rng)])
+    rng.shuffle(nodes)
+    for at, node in enumerate(nodes):
+        deployment.world.pause(node, 2.5 + 0.6 * at)
+
+
+class _Drowsy:
+    """A newcomer nods off over a snapshot: what is committed meanwhile is kept for it, within bounds."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.world = deployment.world
+        self.done = False
+
+    def on_step(self, time: float, node: NodeId, incarnation: int, input: Any, effects: Effects) -> None:
+        """The first piece has come."""
+        if not self.done and type(input) is Received and type(input.message) is Install and time < HEAL - 2:
+            self.done = True
+            self.world.at(time, partial(self.world.pause, node, 1.2))  # less than the silence that ends its joining
+
+
 def _cut(deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
     """A link between two regions fails, perhaps one way only."""
     a, b = rng.sample(sorted(deployment.replicas), 2)
@@ -450,6 +572,50 @@ def _cut_long(deployment: Deployment, rng: random.Random, hits: list[str]) -> No
     deployment.world.cut(a, b, one_way=True)
     deployment.world.at(HEAL - 0.5, partial(deployment.world.heal, a, b))
     hits.append("link one way for long")
+
+
+class Amnesia:
+    """A region is cut off, goes on alone, then all its replicas start with nothing; perhaps one link stays cut.
+
+    Then the other one is back late, so that it makes a difference from when on the region waits.
+    """
+
+    settings = RecoverySettings(on=True, wait=3.0, skip=400)  # skip: three times what it publishes while cut off
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.region = ""
+        self.absent = ""  # the other region that does not answer, if there is one
+        self.held: dict[StreamId, int] = {}  # up to where the others hold its streams
+        self.back = 0.0  # when its replicas start again
+
+    @property
+    def wait(self) -> float:
+        """Seconds for which the region waits for one that does not answer, since another has, which is late."""
+        return LATE + self.settings.wait if self.absent else 0.0
+
+    def forget(self, deployment: Deployment, rng: random.Random, hits: list[str]) -> None:
+        """The links to the others fail, and a second later the replicas do."""
+        world, self.region = deployment.world, _region(deployment, self.rng)
+        others = [name for name in sorted(deployment.replicas) if name != self.region]
+        self.absent = self.rng.choice(others) if len(others) > 1 and self.rng.random() < 0.6 else ""
+        for other in others:
+            world.cut(self.region, other)
+            until = 7.9 if other == self.absent else 1.3 + LATE if self.absent else 1.1
+            world.at(world.now + until, partial(world.heal, self.region, other))
+        world.at(world.now + 1.0, partial(self._lose, deployment, others))
+        hits.append(FORGOT)
+
+    def _lose(self, deployment: Deployment, others: list[str]) -> None:
+        world = deployment.world
+        tails = [deployment.proxy(deployment.membership(other).tail) for other in others]
+        own = [stream.name for stream in deployment.streams if stream.region == self.region]
+        self.held = {stream: max([tail.log.histories[stream].horizon for tail in tails]) for stream in own}
+        self.back = world.now + 0.3
+        for node in deployment.replicas[self.region]:
+            world.crash(node, lose_disk=True)
+            world.at(self.back, partial(world.restart, node))
+        deployment.recorder.forgotten(self.region)
 
 
 Aim = Callable[[Deployment, random.Random, list[str]], object]
@@ -554,6 +720,22 @@ def _chat(deployment: Deployment) -> None:
                     _tell(deployment, node, tail.me, span)
 
 
+class _Echo:
+    """As after a doubled request with a shorter answer: who holds a span hears half of it again, and keeps the rest."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.left = 3
+
+    def on_step(self, time: float, node: NodeId, incarnation: int, input: Any, effects: Effects) -> None:
+        """An answer has come; what is beyond a gap is held."""
+        if self.left and type(input) is Received and type(input.message) is Know and node in self.deployment.members():
+            state = self.deployment.client(node).pull.streams.get(input.message.stream)
+            if state is not None and state.held and (last := state.held[-1]).hi - last.lo > 1:
+                self.left -= 1
+                _tell(self.deployment, node, input.src, last.slice(last.lo, (last.lo + last.hi) // 2))
+
+
 class Lies:
     """What clients were told that contradicts what they know, and how often they said so."""
 
@@ -578,7 +760,8 @@ def _forge(deployment: Deployment, rng: random.Random, lies: Lies) -> None:
         head = deployment.proxy(deployment.membership(region).head)
         for stream, expect in sorted(head.inter_region.expects.items()):
             policy = head.streams[stream].gc if stream in head.streams else ""
-            if expect.source and "by-key" in policy and world.hosts[head.me].life:
+            awake = world.hosts[head.me].life and not world.hosts[head.me].wake_at  # else it may be half true later
+            if expect.source and "by-key" in policy and awake:
                 own = head.log.ends[stream]  # of two events on one key the older cannot outlive the newer
                 false = Span(stream, own, own + 2, own + 2, data_rows(own, [b"k", b"k"], [b"a", b"b"]))
                 _tell(deployment, head.me, expect.source, false)

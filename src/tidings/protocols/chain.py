@@ -342,7 +342,8 @@ class Chain:
         after = src == self.membership.successor(self.me)
         if theirs is None and both <= self.log.committed:
             theirs = mine  # committed at both ends: the same
-        if (mine is not None and (theirs is None or mine < theirs)) or (after and answer.last > self.log.last):
+        more = after and answer.last > self.log.last and mine in (None, theirs)  # else all that is more was voided
+        if more or (mine is not None and (theirs is None or mine < theirs)):
             self.resigned = True
             return [Report("old_disk_found"), self._beat()]
         if (mine is not None and mine != theirs) or (not after and answer.last < self.log.last):

@@ -614,10 +614,11 @@ class Proxy:
     def _uncommitted(self, name: StreamId) -> list[tuple[StreamId, StreamDef]]:
         """The definitions of a name in records that are not committed, and the streams that carry them."""
         log = self.log
-        if all([log.ends[each] == log.histories[each].horizon for each in self.definitions]):
+        growing = [each for each in self.definitions if log.ends[each] > log.histories[each].horizon]
+        if not growing:
             return []
         parts = [part for record in log.between(log.committed, log.last) for part in record.parts]
-        found = [(part.stream, definitions_in(part.rows)) for part in parts if part.stream.startswith(PREFIX)]
+        found = [(part.stream, definitions_in(part.rows)) for part in parts if part.stream in growing]
         return [(by, each) for by, some in found for each in some if each is not None and each.name == name]
 
     def _let_go(self, name: StreamId, reason: str) -> None:

@@ -411,7 +411,6 @@ class Publisher:
             return []
         if not self.heard:  # perhaps that replica is gone: another one knows who is head
             replicas = self.membership.replicas
-            at = replicas.index(self.asked) if self.asked in replicas else -1
-            self.asked = replicas[(at + 1) % len(replicas)]
+            self.asked = replicas[(replicas.index(self.asked) + 1) % len(replicas)]
         self.heard = False
         return [*self._send_all(), Report("publisher_retry")]

@@ -271,7 +271,7 @@ class StreamState:
 
 
 def _weight(spans: Sequence[Span]) -> int:
-    return 0 if not spans else sum([span.rows.count or 1 for span in spans])
+    return sum([span.rows.count or 1 for span in spans])
 
 
 class PullClient:
@@ -338,8 +338,9 @@ class PullClient:
                     assert span.lo >= edge, f"{self._at(state)}: held [{span.lo}, {span.hi}), {edge} was the least"
                     edge = span.hi
                 assert edge <= next, f"{self._at(state)}: held up to {edge}, next {next}"
-            weight = _weight(state.held)
-            assert weight == state.held_rows <= settings.held_rows, f"{self._at(state)}: {state.held_rows} held"
+                weight = _weight(state.held)
+                assert weight == state.held_rows <= settings.held_rows, f"{self._at(state)}: {state.held_rows} held"
+            assert state.held or not state.held_rows, f"{self._at(state)}: nothing held, {state.held_rows} counted"
             assert state.recv.rows <= settings.recv_rows, f"{self._at(state)}: keeps {state.recv.rows} rows"
             if asked := state.asked:
                 assert len(asked) <= settings.asks + 1, f"{self._at(state)}: {len(asked)} requests under way"

@@ -7,6 +7,7 @@ is what reached the replicas' disks and what they committed. Nothing here influe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,6 +58,7 @@ class Recorder:
         self.log = Columns("region", "replica", "epoch", "lsn", "hash", "event", "time")
         self.gauges = Columns("node", "name", "value", "bound", "time")
         self.unrecorded: set[StreamId] = set()  # names that are several streams', or none's
+        self.lives: Counter[RegionId] = Counter()  # how often a region has begun anew, with nothing
         self.reads = 0
         self.staged: dict[tuple[int, int], Rows] = {}  # by attempt and index of the chunk
         self._digests: dict[int, tuple[Record, int]] = {}  # by identity: replicas share what they were sent
@@ -114,10 +116,19 @@ class Recorder:
                 self._logged(time, node, 0, entry.lsn, None, LogEvent.WIPED)
 
     def put_back(self, time: float, node: NodeId, entries: Sequence[Any]) -> None:
-        """A replica that is down has an older disk now: what it had written since is gone, committed or not."""
-        ends = [entry.record.lsn if isinstance(entry, Logged) else entry.lsn for entry in entries if _ends(entry)]
-        self._logged(time, node, 0, 0, None, LogEvent.RESTARTED)
-        self._logged(time, node, 0, (ends[-1] if ends else 0) + 1, None, LogEvent.CUT)
+        """A replica that is down has an older disk now: what it had written since is gone, committed or not.
+
+        What it had voided since is there again. So all that the disk holds is told anew.
+        """
+        self._logged(time, node, 0, 0, None, LogEvent.WIPED)
+        self.on_durable(time, node, entries)
+
+    def forgotten(self, region: RegionId) -> None:
+        """All replicas of a region begin anew with nothing: its log is another one from now on.
+
+        What its streams had committed counts until the region declares it lost.
+        """
+        self.lives[region] += 1
 
     def gauge(self, time: float, node: NodeId, name: str, value: float, bound: float | None = None) -> None:
         """Note a measured value, with its bound if it has one."""
@@ -195,7 +206,11 @@ class Recorder:
         self._logged(time, node, record.epoch, record.lsn, self._hash(record), LogEvent.COMMITTED)
         for part in record.parts:
             stream = self.streams.get(part.stream)
-            if stream is None or stream.region != self.region_of[node] or (part.stream, part.lo) in self.committed:
+            if stream is None or stream.region != self.region_of[node]:
+                continue
+            if part.lost and self.lives[stream.region]:
+                self._give_up(part)
+            if (part.stream, part.lo) in self.committed:
                 continue
             if part.lost:  # a declaration is a part of its own
                 nobody = (OWNER, 0, part.lo)
@@ -204,6 +219,14 @@ class Recorder:
                 self._commit_run(part.stream, part.rows, record)
             else:
                 self._commit_rows(part.stream, part.rows, record)
+
+    def _give_up(self, part: Span) -> None:
+        """What a region that has forgotten declares lost was committed once, perhaps, and acknowledged."""
+        for seq in range(part.lo, part.hi):
+            known = self.committed.get((part.stream, seq))
+            if known is not None and known[1] != LOST:
+                del self.committed[part.stream, seq]
+                self.acked.pop((part.stream, *known[2]), None)
 
     def _commit_rows(self, stream: StreamId, rows: Rows, record: Record) -> None:
         assert isinstance(rows, ArrowRows)
@@ -237,7 +260,8 @@ class Recorder:
         return known[1]
 
     def _logged(self, time: float, node: NodeId, epoch: int, lsn: int, digest: int | None, event: LogEvent) -> None:
-        self.log.rows.append((self.region_of[node], node, epoch, lsn, digest, event.value, time))
+        region = self.region_of[node] + "'" * self.lives[self.region_of[node]]
+        self.log.rows.append((region, node, epoch, lsn, digest, event.value, time))
 
 
 def _source(rows: CountedRows, record: Record) -> tuple[str, int, int]:
@@ -264,8 +288,3 @@ def _owners(stream: StreamId, rows: Rows, record: Record) -> list[tuple[EventId,
         ((stream, OWNER, record.epoch, seq), content)
         for seq, content in zip(rows.numbers.tolist(), rows.content.tolist(), strict=True)
     ]
-
-
-def _ends(entry: Any) -> bool:
-    """Whether an entry of a disk says where the log ends."""
-    return isinstance(entry, Logged | CutBack) or (isinstance(entry, Installed) and entry.last)

@@ -127,6 +127,8 @@ class SinkWriter:
             if self.rng.random() < 0.4:
                 out += self._task(partition, lo, self.rng.randint(lo + 1, hi), wins=False)
             out += self._task(partition, lo, hi, wins=True)
+        if self.mishap == "dies staging" and self.of.run % 2:  # before anything is answered
+            out += self._later(0.001)
         return out
 
     def _task(self, partition: int, lo: int, hi: int, *, wins: bool) -> list[Effect]:
@@ -150,8 +152,9 @@ class SinkWriter:
 
     def _forget(self) -> None:
         """Whoever asked is dead: what is under way is under way, but nobody waits for it."""
-        self.client.queue.clear()
-        self.client.asking.clear()
+        for request in [*self.client.queue, *self.client.asking.values()]:
+            self.client.drop(request.nonce)
+        assert self.idle, "nothing is asked for whom nobody waits"
 
     # --- answers ------------------------------------------------------------------------------------------
 
