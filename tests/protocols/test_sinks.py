@@ -158,6 +158,42 @@ def test_a_late_abort_of_an_older_run_leaves_the_newer_one_alone() -> None:
     assert head.commit(batch(run=2), Attempt(0, 21, 1, 1)) == [BatchCommitted(head.nonce, 1, 2)]
 
 
+@pytest.mark.parametrize("fail_over", [False, True])
+@pytest.mark.parametrize("end", ["aborted", "replaced", "expired"])
+def test_what_comes_late_of_a_run_that_is_over_is_refused_and_leaves_a_newer_one_alone(
+    end: str, fail_over: bool
+) -> None:
+    head = Head(ttl=10.0)
+    head.stage(batch(run=1), 11, rows("a"))
+    if end == "aborted":
+        head.abort(batch(run=1))
+    elif end == "expired":
+        head.now += 11.0
+        head.take(head.sinks.expired(head.now))
+    else:
+        head.stage(batch(run=2), 21, rows("a"))
+    if fail_over:
+        head.fail_over()
+    assert code(head.stage(batch(run=1), 11, rows("b"), index=1)) == "gone"
+    assert [staging.of.run for staging in head.sinks.stagings.values()] == ([2] if end == "replaced" else [])
+    assert isinstance(head.stage(batch(run=2), 22, rows("b")), RowsStaged)
+    assert isinstance(head.commit(batch(run=2), Attempt(0, 22, 1, 1))[0], BatchCommitted)
+
+
+def test_a_run_that_was_aborted_before_anything_of_it_came_is_over_too() -> None:
+    head = Head()
+    assert isinstance(head.abort(batch()), BatchAborted)
+    assert code(head.stage(batch(), 11, rows("late"))) == "gone"
+
+
+def test_of_runs_that_are_over_the_last_are_remembered() -> None:
+    head = Head(over=3)
+    for run in range(1, 6):
+        head.stage(batch(run=run), run, rows("a"))
+        head.abort(batch(run=run))
+    assert [of.run for of in head.sinks.over] == [3, 4, 5]
+
+
 @pytest.mark.parametrize(
     "attempts",
     [

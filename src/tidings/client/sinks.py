@@ -74,7 +74,10 @@ class Sink:
         return Ack(self.of.stream, answer.lo, answer.hi, ((answer.lo, answer.hi),))
 
     async def abort(self) -> None:
-        """Drop what this run has staged. A batch that is committed stays committed."""
+        """Drop what this run has staged; what it still stages is refused (`BatchGone`), another run may begin.
+
+        A batch that is committed stays committed.
+        """
         answer = await self.ask(AbortBatch(_nonce(), self.of))
         assert isinstance(answer, BatchAborted)
 

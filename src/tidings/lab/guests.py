@@ -153,7 +153,12 @@ class Jobs:
         return asked
 
     def _refused(self, job: Job, code: str, reason: str) -> list[Effect]:
-        """No room is a reason to try another one later; what was staged for a short time only may be gone by now."""
+        """No room is a reason to try another one later; what was staged for a short time only may be gone by now.
+
+        What was still to be staged when there was no room for all of a job is not wanted any more.
+        """
+        if job.over and job.range is None and code == "gone":
+            return []
         short = self.client.settings.ttl < TTL
         if job.range is not None or not (code == "crowded" or (code == "gone" and short)):
             self.wrong.append(f"{code}: {reason}")
@@ -192,9 +197,7 @@ class Guests:
         streams = [stream for stream in plan.scenario.streams if stream.rows == "arrow"]
         self.jobs: NodeId | None = None
         if rng.random() < 0.6 and streams and plan.mood != "calm" and whole:  # what is asked again is counted
-            room = rng.choice([plan.sinking.stagings, 2])  # so little only where what is left behind expires soon
-            room = room if plan.sinking.ttl < TTL else plan.sinking.stagings
-            self._add_jobs(room, streams[0].name, streams[0].region)
+            self._add_jobs(rng.choice([plan.sinking.stagings, 2]), streams[0].name, streams[0].region)
         self.asked = 0
         self.rng = rng
 

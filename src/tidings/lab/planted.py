@@ -625,6 +625,13 @@ SINKS = (
         "return False",
         "others are numbered in the middle of a batch that takes several records",
     ),
+    Mutant(
+        "sink-late-rows-staged",
+        "protocols.sinks",
+        ' or ("gone" if of in self.over else "")',
+        "",
+        "rows of a run that was aborted come late, are staged once more, and take somebody's room for an hour",
+    ),
 )
 
 LEASES = (

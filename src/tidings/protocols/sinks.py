@@ -10,7 +10,8 @@ attempt that nobody else has; staged rows are replicated like any others, in int
 * a batch that was decided is answered with its range, however often it is committed again, also by a later head;
   staging it again costs nothing, aborting it changes nothing;
 * what no commit names (losers of a race, a driver that died) is dropped when the batch is committed, aborted or staged
-  anew by another run, and otherwise ``ttl`` seconds after its last rows; a commit of what is gone is refused.
+  anew by another run, and otherwise ``ttl`` seconds after its last rows; a commit of what is gone is refused, and so is
+  what comes late of such a run: a task that nobody waits for neither takes room nor drops what a newer run has staged.
 
 So every crash leaves a batch staged or decided, never in between, and never twice. Batch numbers mean something only
 together with the query that counts them: another query under a writer's name is refused unless it says ``reset``.
@@ -146,14 +147,15 @@ class BatchCommitted(Message, frozen=True, gc=False):
 
 
 class AbortBatch(Message, frozen=True, gc=False):
-    """To the owner's head: drop what this run of a batch has staged. A batch that is committed stays committed."""
+    """To the owner's head: drop what this run of a batch has staged, and take no more of it. A batch that is committed
+    stays committed."""
 
     nonce: int
     of: SinkBatch
 
 
 class BatchAborted(Message, frozen=True, gc=False):
-    """Nothing is staged any more."""
+    """Nothing is staged any more, nor will be."""
 
     nonce: int
 
@@ -178,6 +180,7 @@ class SinkSettings(Value, frozen=True, gc=False):
     total_bytes: int = 1 << 30  # and in all, rows that are dropped but still stored included
     chunks: int = 16_384  # of one batch
     stagings: int = 1024  # batches staged at a time
+    over: int = 4096  # runs of which a head remembers that they are over
     writers: int = 65_536  # that a region remembers
     runs: int = 64  # of a writer without a query: how many of its last batches are remembered
     parts: int = 256  # chunks moved by one record, which is also bounded in bytes
@@ -301,12 +304,14 @@ class Sinks:
         self.stagings: dict[Owner, Staging] = {}
         self.dead: list[Chunk] = []  # dropped, not collected yet
         self.held = 0  # bytes staged, dropped ones included
+        self.over: dict[SinkBatch, None] = {}  # the last runs that were dropped or aborted, oldest first
         self.moving: dict[StreamId, Moving] = {}
 
     def load(self, entries: Iterable[Rows], notes: Iterable[Rows]) -> None:
         """A new head: rebuild everything from the rows of `_sinks` and `_stages`, oldest first."""
         self.entries.clear()
         self.stagings.clear()
+        self.over.clear()
         self.moving.clear()
         self.dead = []
         for _, payload in _pairs(notes):
@@ -330,6 +335,7 @@ class Sinks:
         held = sum([chunk.nbytes for chunk in self.dead]) + sum([each.nbytes for each in self.stagings.values()])
         assert held == self.held, f"{held} bytes are staged, not {self.held}"
         assert len(self.stagings) <= self.settings.stagings
+        assert len(self.over) <= self.settings.over, f"{len(self.over)} runs that are over are remembered"
         for moving in self.moving.values():
             assert self.entries[moving.key].owner in self.stagings, "what is being moved is still staged"
             assert len(moving.under_way) <= self.settings.ahead
@@ -342,7 +348,7 @@ class Sinks:
         verdict = self.judge(of)
         if isinstance(verdict, Past):
             return Step(answers=[(src, RowsStaged(nonce), verdict.lsn)], reports=["sink_staged_again"])
-        code = verdict or misfit or self._unfit(message)
+        code = verdict or misfit or self._unfit(message) or ("gone" if of in self.over else "")
         if code:
             return self._refuse(src, nonce, code, of)
         if any([self.entries[moving.key].owner == of.owner for moving in self.moving.values()]):
@@ -409,6 +415,7 @@ class Sinks:
             return Step(answers=[(src, answer, 0)], reports=["sink_abort_too_late"])
         staging = self.stagings.get(of.owner)
         if staging is None or not _same(staging.of, of):
+            self._end(of)  # something of it may be on its way
             return Step(answers=[(src, answer, 0)])
         step = self._dropped(now, of.owner, "sink_aborted")
         step.answers.append((src, answer, self.log.last + 1))
@@ -583,6 +590,13 @@ class Sinks:
         staging = self.stagings.pop(owner, None)
         if staging is not None:
             self.dead += staging.chunks.values()
+            self._end(staging.of)
+
+    def _end(self, of: SinkBatch) -> None:
+        """Take no more of this run."""
+        self.over[of] = None
+        if len(self.over) > self.settings.over:
+            del self.over[next(iter(self.over))]
 
     def _dropped(self, now: Time, owner: Owner, report: str) -> Step:
         self._drop(owner)
