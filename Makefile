@@ -5,7 +5,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT   := build
 
-.PHONY: setup java demo test bench docs clean
+.PHONY: setup java demo test check coverage bench docs clean
 
 setup: $(STAMP) java
 
@@ -46,11 +46,24 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/tidings demo
 
+# Before every commit: under eight minutes on two cores.
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/pytest -n 4 -m "not check"
+
+# Before a merge, beside `make test`: long campaigns and slow Spark runs, under thirty minutes on two cores.
+check: setup
+	$(BIN)/pytest -n 2 -m check
+	$(BIN)/tidings check sprinkler --seeds 0..300
+	$(BIN)/tidings check cluster --seeds 1..4
+	$(BIN)/tidings check cluster --power-cuts 2
+	$(BIN)/tidings check spark --seeds 0..2
+
+# Which lines no test runs. Tracing makes all tests slower, so this is a report of its own.
+coverage: setup
 	$(BIN)/pytest -n 4 --cov --cov-report=term
 
 bench: setup

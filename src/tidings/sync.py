@@ -22,29 +22,30 @@ from typing import Any, NoReturn, TypeVar
 import pyarrow as pa
 
 from tidings.client import connection
+from tidings.client.batching import PENDING, Attrs, in_words
 from tidings.client.errors import Closed, Full, NotPublished, PublishFailed
-from tidings.client.events import Ack, Event, Reason, Rows, StreamInfo
-from tidings.client.leasing import Lease as AsyncLease
-from tidings.client.packing import PENDING, Attrs, in_words
+from tidings.client.events import Ack, Event, EventRows, Reason, StreamInfo
+from tidings.client.leasing import HeldLease, LeaseOpening
 from tidings.client.reading import Reading as AsyncReading
 from tidings.client.sinks import Part as AsyncPart
 from tidings.client.sinks import Sink as AsyncSink
+from tidings.client.subscribing import Opening
 from tidings.client.subscription import Subscription as AsyncSubscription
 from tidings.net.loop import loop_factory
-from tidings.protocols.catalog import Description
-from tidings.protocols.sinks import Attempt
+from tidings.protocols.services.catalog import Description
+from tidings.protocols.services.sinks import Attempt
 
 T = TypeVar("T")
 
 KEPT = 16  # errors of posts that wait for a call to raise them; ours: more are counted
 
 
-def connect(url: str, **options: Any) -> Connection:
+def connect(url: str, **options: Any) -> BlockingConnection:
     """A connection to the cluster at ``url``, to be entered with ``with``; options as for `tidings.connect`."""
-    return Connection(url, options)
+    return BlockingConnection(url, options)
 
 
-class Connection:
+class BlockingConnection:
     """One client. See `connect`."""
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
@@ -60,7 +61,7 @@ class Connection:
 
     # --- life -------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> BlockingConnection:
         self.open()
         return self
 
@@ -86,7 +87,7 @@ class Connection:
     def close(self, *, flush: bool = True) -> None:
         """End; posted events are made durable first, or the error says which are not.
 
-        Where nobody answers that takes twice the connection's timeout: to take what was posted, and to flush it.
+        If no replica answers this takes twice the connection's timeout: to take what was posted, and to flush it.
         """
         if self._loop is None:
             return
@@ -249,21 +250,21 @@ class Connection:
 
     # --- the rest -----------------------------------------------------------------------------------------
 
-    def subscribe(self, stream: str | Iterable[str], *more: str, **options: Any) -> Subscription:
+    def subscribe(self, stream: str | Iterable[str], *more: str, **options: Any) -> BlockingSubscription:
         """Events of one or several streams; options as for the asynchronous `subscribe`."""
-        return Subscription(self, self._async.subscribe(stream, *more, **options))
+        return BlockingSubscription(self, self._async.subscribe(stream, *more, **options))
 
-    def read(self, stream: str, lo: int, hi: int, **options: Any) -> Reading:
+    def read(self, stream: str, lo: int, hi: int, **options: Any) -> BlockingReading:
         """Exactly the rows of [lo, hi) as of a number; options asof, where, replica as for the asynchronous `read`."""
-        return Reading(self, self._async.read(stream, lo, hi, **options))
+        return BlockingReading(self, self._async.read(stream, lo, hi, **options))
 
-    def lease(self, stream: str, **options: Any) -> Lease:
+    def lease(self, stream: str, **options: Any) -> BlockingLease:
         """Keep rows readable as of a number; options asof, name, ttl, bytes, resume as for the asynchronous `lease`."""
-        return Lease(self, self._async.lease(stream, **options))
+        return BlockingLease(self, self._async.lease(stream, **options))
 
-    def sink(self, stream: str, *, timeout: float | None = None, **options: Any) -> Sink:
+    def sink(self, stream: str, *, timeout: float | None = None, **options: Any) -> BlockingSink:
         """One batch of a writer; options as for the asynchronous `sink`. A call that takes longer is given up."""
-        return Sink(self, self._async.sink(stream, **options), timeout)
+        return BlockingSink(self, self._async.sink(stream, **options), timeout)
 
     def describe(self, region: str = "", timeout: float | None = None) -> Description:
         """What is there, as a replica of the own region tells it, or the one of another region that knows most."""
@@ -309,7 +310,7 @@ class Connection:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """In a thread of its own: run a loop until it is stopped, and leave nobody waiting for what was begun in it."""
+    """In a thread of its own: run a loop until it is stopped, then cancel what is still under way in it."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -319,7 +320,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end() -> None:
-    """Cancel what is under way; and let those know whose call has ended just now, with the loop's last turn."""
+    """Cancel what is under way, and give calls that have ended just now one more turn of the loop to return."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -338,17 +339,17 @@ def _not_open() -> Closed:
     return Closed("the connection is not open; use with tidings.sync.connect(...)")
 
 
-class Sink:
+class BlockingSink:
     """One batch of a writer, for blocking code."""
 
-    def __init__(self, connection: Connection, sink: AsyncSink, timeout: float | None) -> None:
+    def __init__(self, connection: BlockingConnection, sink: AsyncSink, timeout: float | None) -> None:
         self._connection = connection
         self._sink = sink
         self._timeout = timeout
 
-    def part(self, partition: int) -> Part:
+    def part(self, partition: int) -> BlockingPart:
         """A new attempt at one partition."""
-        return Part(self._connection, self._sink.part(partition), self._timeout)
+        return BlockingPart(self._connection, self._sink.part(partition), self._timeout)
 
     def commit(self, parts: Sequence[Attempt]) -> Ack | None:
         """Publish what these parts have staged."""
@@ -359,10 +360,10 @@ class Sink:
         self._connection._call(self._sink.abort(), self._timeout)
 
 
-class Part:
+class BlockingPart:
     """One attempt at a partition, for blocking code."""
 
-    def __init__(self, connection: Connection, part: AsyncPart, timeout: float | None) -> None:
+    def __init__(self, connection: BlockingConnection, part: AsyncPart, timeout: float | None) -> None:
         self._connection = connection
         self._part = part
         self._timeout = timeout
@@ -376,20 +377,20 @@ class Part:
         return self._connection._call(self._part.finish(), self._timeout)
 
 
-class Lease:
+class BlockingLease:
     """A lease for blocking code: ``with`` (or `open`) waits for it. It is renewed in the background."""
 
-    def __init__(self, connection: Connection, opening: connection.LeaseOpening) -> None:
+    def __init__(self, connection: BlockingConnection, opening: LeaseOpening) -> None:
         self._connection = connection
         self._opening = opening
-        self._lease: AsyncLease | None = None
+        self._lease: HeldLease | None = None
 
-    def open(self, timeout: float | None = None) -> Lease:
-        """Wait for it; raises `LeaseExpired`, or `TimeoutError` if nobody answers in time."""
+    def open(self, timeout: float | None = None) -> BlockingLease:
+        """Wait for it; raises `LeaseExpired`, or `TimeoutError` if no replica answers in time."""
         self._lease = self._connection._call(self._opening.open(), timeout)
         return self
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> BlockingLease:
         return self.open()
 
     def __exit__(
@@ -420,11 +421,11 @@ class Lease:
         self._connection._call(_called(self._held.release))
 
     def leave(self) -> None:
-        """Renew it no longer, but let it be: somebody may resume it before it expires."""
+        """Renew it no longer, and do not release it: another client may resume it before it expires."""
         self._connection._call(_called(self._held.leave))
 
     @property
-    def _held(self) -> AsyncLease:
+    def _held(self) -> HeldLease:
         if self._lease is None:
             raise Closed("the lease is not open; use with t.lease(...)")
         return self._lease
@@ -434,14 +435,14 @@ async def _called(call: Callable[[], None]) -> None:
     call()
 
 
-class Reading:
+class BlockingReading:
     """A read for blocking code: ``with`` opens it, ``for`` takes rows, a span at a time."""
 
-    def __init__(self, connection: Connection, reading: AsyncReading) -> None:
+    def __init__(self, connection: BlockingConnection, reading: AsyncReading) -> None:
         self._connection = connection
         self._reading = reading
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> BlockingReading:
         self._connection._call(self._reading.open())
         return self
 
@@ -451,25 +452,25 @@ class Reading:
         with suppress(Closed):  # with its connection
             self._connection._call(self._reading.close())
 
-    def __iter__(self) -> Iterator[Rows]:
+    def __iter__(self) -> Iterator[EventRows]:
         while spans := self.take():
             yield from spans
 
-    def take(self, timeout: float | None = None) -> list[Rows]:
+    def take(self, timeout: float | None = None) -> list[EventRows]:
         """The next spans, as many as are there; empty at the end. Raises `TimeoutError` if none comes in time."""
         return self._connection._call(self._reading.take(), timeout)
 
 
-class Subscription:
+class BlockingSubscription:
     """A subscription for blocking code: ``with`` opens it, ``for`` takes events."""
 
-    def __init__(self, connection: Connection, opening: connection.Opening) -> None:
+    def __init__(self, connection: BlockingConnection, opening: Opening) -> None:
         self._connection = connection
         self._opening = opening
         self._subscription: AsyncSubscription | None = None
         self._rest: Iterator[Event] = iter(())
 
-    def __enter__(self) -> Subscription:
+    def __enter__(self) -> BlockingSubscription:
         self._subscription = self._connection._call(self._opening.open())
         return self
 
@@ -493,7 +494,7 @@ class Subscription:
         event = next(self._rest, None)
         return event if event is not None else self._connection._call(self._open.next(timeout))
 
-    def spans(self) -> Iterator[Rows]:
+    def spans(self) -> Iterator[EventRows]:
         """Spans as they come, rows in columns."""
         spans = self._open.spans()
         while True:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tidings.check import DELIVERED, PUBLISHED, Fault, Trace, table
-from tidings.check.audit import Findings, Verdict, audit
+from tidings.check import DELIVERED, PUBLISHED, FaultKind, Trace, table
+from tidings.check.audit import COLLECTED, FORGOTTEN, UNKNOWN_FILTER, UNREAD, AuditFindings, Verdict, audit
 from tidings.check.tables import LOST
 from tidings.core.hashing import WORD, hash_sum, row_hashes
 
@@ -80,7 +80,7 @@ class Run:
     def of(self, subscriber: str, n: int) -> Row:
         return next(each for each in self.receipts if (each["subscriber"], each["n"]) == (subscriber, n))
 
-    def audit(self, *, whole: bool = True) -> Findings:
+    def audit(self, *, whole: bool = True) -> AuditFindings:
         columns = {name: [row.get(name) for row in self.events] for name in PUBLISHED.names}
         delivered = {name: [row[name] for row in self.receipts] for name in DELIVERED.names}
         trace = Trace(
@@ -92,7 +92,7 @@ class Run:
         return audit(trace, self.ends, whole=whole)
 
 
-def verdicts(found: Findings) -> dict[str, Verdict]:
+def verdicts(found: AuditFindings) -> dict[str, Verdict]:
     return {pair.subscriber: pair.verdict for pair in found.pairs}
 
 
@@ -137,20 +137,20 @@ def hidden_behind_a_filter(run: Run) -> None:
     run.of("picky", 1)["rows"] -= 1
 
 
-PLANTED: list[tuple[Callable[[Run], None], str, set[Fault]]] = [
-    (duplicate, "live", {Fault.TWICE, Fault.DISORDER}),
-    (gap, "live", {Fault.GAP}),
-    (reordering, "live", {Fault.DISORDER}),
-    (wrong_row, "live", {Fault.WRONG}),
-    (missing_row, "live", {Fault.MISSING}),
-    (collected_row, "late", {Fault.WRONG}),
-    (never_published, "live", {Fault.UNPUBLISHED}),
-    (hidden_behind_a_filter, "picky", {Fault.MISSING}),
+PLANTED: list[tuple[Callable[[Run], None], str, set[FaultKind]]] = [
+    (duplicate, "live", {FaultKind.TWICE, FaultKind.DISORDER}),
+    (gap, "live", {FaultKind.GAP}),
+    (reordering, "live", {FaultKind.DISORDER}),
+    (wrong_row, "live", {FaultKind.WRONG}),
+    (missing_row, "live", {FaultKind.MISSING}),
+    (collected_row, "late", {FaultKind.WRONG}),
+    (never_published, "live", {FaultKind.UNPUBLISHED}),
+    (hidden_behind_a_filter, "picky", {FaultKind.MISSING}),
 ]
 
 
 @pytest.mark.parametrize(("plant", "victim", "faults"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED])
-def test_what_is_planted_is_found_and_named(plant: Callable[[Run], None], victim: str, faults: set[Fault]) -> None:
+def test_what_is_planted_is_found_and_named(plant: Callable[[Run], None], victim: str, faults: set[FaultKind]) -> None:
     run = Run()
     plant(run)
     found = run.audit()
@@ -200,23 +200,33 @@ def collected_before_it_was_read(run: Run) -> None:
     run.events[0] = {"stream": "s", "seq": 1, "count": 1, "kind": 0, "gone": 8}
 
 
-@pytest.mark.parametrize(
-    ("plant", "victim"),
-    [
-        (forgotten_receipt, "live"),
-        (forgotten_beginning, "live"),
-        (forgotten_beginning_of_another_incarnation, "live"),
-        (not_in_the_table_yet, "live"),
-        (strange_filter, "picky"),
-        (collected_before_it_was_read, "live"),
-    ],
-)
-def test_what_nobody_can_know_is_unverifiable_and_no_violation(plant: Callable[[Run], None], victim: str) -> None:
+MISSING = "receipts are missing in one place (collected before they were read, or not taken in time)"
+UNKNOWABLE: list[tuple[Callable[[Run], None], str, str]] = [
+    (forgotten_receipt, "live", MISSING),
+    (forgotten_beginning, "live", MISSING),
+    (forgotten_beginning_of_another_incarnation, "live", MISSING),
+    (not_in_the_table_yet, "live", f"[11, 13): {UNREAD}"),
+    (strange_filter, "picky", f"[1, 11): {UNKNOWN_FILTER}"),
+    (collected_before_it_was_read, "live", f"[1, 4): {COLLECTED}"),
+]
+
+
+@pytest.mark.parametrize(("plant", "victim", "why"), UNKNOWABLE, ids=[plant.__name__ for plant, _, _ in UNKNOWABLE])
+def test_what_nobody_can_know_is_unverifiable_and_no_violation(
+    plant: Callable[[Run], None], victim: str, why: str
+) -> None:
     run = Run()
     plant(run)
     found = run.audit()
     assert found.violations == []
     assert verdicts(found) == dict.fromkeys(["live", "late", "picky"], Verdict.PROVED) | {victim: Verdict.UNVERIFIABLE}
+
+
+@pytest.mark.parametrize(("plant", "victim", "why"), UNKNOWABLE, ids=[plant.__name__ for plant, _, _ in UNKNOWABLE])
+def test_what_is_unverifiable_says_which_numbers_and_why(plant: Callable[[Run], None], victim: str, why: str) -> None:
+    run = Run()
+    plant(run)
+    assert {pair.subscriber: pair.detail for pair in run.audit().pairs if pair.detail} == {victim: why}
 
 
 def test_receipts_may_continue_those_that_were_judged_before() -> None:
@@ -229,7 +239,7 @@ def test_what_is_gone_hides_nothing_from_later_receipts() -> None:
     run = Run()
     collected_before_it_was_read(run)
     collected_row(run)
-    assert {each.fault for each in run.audit().violations} == {Fault.WRONG}
+    assert {each.fault for each in run.audit().violations} == {FaultKind.WRONG}
 
 
 def test_a_gone_number_between_hides_who_collected_the_others() -> None:
@@ -270,11 +280,23 @@ def test_who_was_handed_what_was_lost_later_is_not_accused() -> None:
     assert found.violations == [] and verdicts(found) == {"live": Verdict.LOST}
 
 
+def test_what_a_lost_event_had_collected_is_unverifiable_for_who_was_told_before_the_loss() -> None:
+    run = Run()
+    lose(run, 7, 11)
+    run.receipts = []
+    run.deliver("early", 1, 7, asof=9)  # by then 7 had collected 3
+    run.deliver("late", 1, 7, asof=7)
+    found = run.audit()
+    assert found.violations == []
+    assert verdicts(found) == {"early": Verdict.UNVERIFIABLE, "late": Verdict.PROVED}
+    assert found.pairs[0].detail == f"[1, 7): {FORGOTTEN}"
+
+
 def test_a_row_that_is_missing_beside_a_loss_is_a_violation() -> None:
     run = Run()
     lose(run, 9, 11)
     run.receipts = [run.of("live", n) for n in (1, 2, 3)]
     run.of("live", 2)["rows"] -= 1
     found = run.audit()
-    assert [each.fault for each in found.violations] == [Fault.MISSING]
+    assert [each.fault for each in found.violations] == [FaultKind.MISSING]
     assert verdicts(found) == {"live": Verdict.VIOLATED}

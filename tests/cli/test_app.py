@@ -39,6 +39,13 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     assert "--json" in result.stdout
 
 
+@pytest.mark.parametrize("group", ["", "config", "stream", "replica", "fault", "archive", "pipeline", "lab", "bench"])
+def test_no_line_of_a_list_of_commands_is_cut_at_80_columns(group: str) -> None:
+    command = [sys.executable, "-m", "tidings.cli.app", *group.split(), "--help"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "80"})
+    assert [line for line in found.stdout.splitlines()[1:] if line.endswith("...")] == []
+
+
 def test_help_does_not_wait_for_the_heavy_libraries() -> None:
     code = "import sys, tidings.cli.app; print([m for m in ('pyarrow', 'numpy', 'numba', 'rich') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

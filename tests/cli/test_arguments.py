@@ -36,6 +36,7 @@ def test_the_highest_number_is_answered(cluster: Cluster) -> None:
     where = ("--url", cluster.url)
     assert tidings("why", "numbers", HIGHEST, *where) == f"numbers {HIGHEST}: not published yet\n"
     assert "collects" in tidings("collect", "numbers", "--before", HIGHEST, *where)
+    assert tidings("why", "numbers", 1, *where) == "numbers 1: a row, not collected\n"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import tidings.lab
 from tidings.cli import output
 from tidings.cli.app import app
 from tidings.client.errors import NotBuilt
@@ -29,12 +29,13 @@ def run(*arguments: str) -> Any:
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put a stand-in for a module of tidings.lab in its place."""
+    """Put a stand-in for a module of tidings in its place."""
 
     def stand_in(name: str, **members: Any) -> None:
         module = SimpleNamespace(**members)
-        monkeypatch.setitem(sys.modules, f"tidings.lab.{name}", module)
-        monkeypatch.setattr(tidings.lab, name, module, raising=False)
+        package, _, leaf = f"tidings.{name}".rpartition(".")
+        monkeypatch.setitem(sys.modules, f"tidings.{name}", module)
+        monkeypatch.setattr(import_module(package), leaf, module, raising=False)
 
     return stand_in
 
@@ -78,11 +79,12 @@ def test_check_prints_the_command_that_replays_a_violation(lab: Any) -> None:
         "hours_simulated": 0.5,
     }
     asked: list[Any] = []
-    lab("fleet", run=lambda *arguments: asked.append(arguments) or campaign)
+    lab("campaign.runner", run=lambda *arguments: asked.append(arguments) or campaign)
     result = run("check", "sprinkler", "--seeds", "3..6", "--jobs", "1")
     assert result.exit_code == 3
     assert replay in result.stdout
-    assert "never reached: retransmission" in result.stdout
+    assert result.stdout.startswith("1 violation in 3 seeds (0.5 hours simulated)\nVIOLATION of order with seed 4; ")
+    assert "note: 1 goal not reached: retransmission" in result.stdout
     assert asked == [("sprinkler", range(3, 6), None, 1, None, Path("build/ledger"))]
 
 
@@ -100,9 +102,9 @@ def test_an_option_that_would_be_ignored_is_wrong_usage(lab: Any, arguments: str
         ran.append(arguments)
         raise BadInput("must not run")
 
-    lab("fleet", run=note, totals=note)
-    lab("mutants", run=note)
-    lab("cluster_mutants", run=note)
+    lab("campaign.runner", run=note, totals=note)
+    lab("campaign.mutation.mutants", run=note)
+    lab("campaign.cluster.planted_bugs", run=note)
     result = CliRunner().invoke(app, ["check", *arguments.split()])
     assert ran == [] and result.exit_code == 2 and "Invalid value: --" in result.stderr
 
@@ -110,7 +112,7 @@ def test_an_option_that_would_be_ignored_is_wrong_usage(lab: Any, arguments: str
 def test_check_prints_where_a_seed_raised(lab: Any) -> None:
     raised = {"seed": 4, "invariant": "exception", "detail": "KeyError(7)\nTraceback ...", "replay": "tidings check x"}
     found = {"violations": [raised], "faults": {}, "reached": {}, "unreached": [], "hours_simulated": 0.5}
-    lab("fleet", run=lambda *arguments: found)
+    lab("campaign.runner", run=lambda *arguments: found)
     result = run("check", "sprinkler", "--seeds", "4..5")
     assert result.exit_code == 3
     assert "VIOLATION of exception with seed 4; replay: tidings check x\nKeyError(7)\n" in result.stdout
@@ -119,7 +121,7 @@ def test_check_prints_where_a_seed_raised(lab: Any) -> None:
 def test_a_replay_that_raises_again_is_exit_code_3_and_not_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tidings.lab import campaign
+    from tidings.campaign.sprinkler import campaign
 
     def run_seed(seed: int) -> None:
         raise ZeroDivisionError("no such luck")
@@ -127,13 +129,32 @@ def test_a_replay_that_raises_again_is_exit_code_3_and_not_a_crash(
     monkeypatch.setattr(campaign, "run_seed", run_seed)
     result = run("check", "sprinkler", "--seeds", "4..5", "--jobs", "1", "--ledger-dir", str(tmp_path))
     assert result.exit_code == 3
-    assert result.stdout.rstrip().endswith("1 seeds, 0.00 hours simulated, 1 violations")
+    assert result.stdout.startswith("1 violation in 1 seed (0 hours simulated)\n")
 
 
 def test_a_campaign_of_real_processes_tells_its_events(lab: Any) -> None:
     found = {"violations": [], "faults": {}, "reached": {}, "unreached": [], "hours_simulated": 0.0, "events": 1234}
-    lab("fleet", run=lambda *arguments: found)
-    assert "2 seeds, 1,234 events of real processes, 0 violations" in run("check", "cluster", "--seeds", "0..2").stdout
+    lab("campaign.runner", run=lambda *arguments: found)
+    assert (
+        "0 violations in 2 seeds (1,234 events of real processes)\n"
+        in run("check", "cluster", "--seeds", "0..2").stdout
+    )
+
+
+@pytest.mark.parametrize(("target", "module", "seeds"), [("spark", "source_faults", 14), ("sink", "sink_faults", 1)])
+def test_a_target_that_is_judged_as_a_whole_gets_all_seeds_at_once(
+    lab: Any, target: str, module: str, seeds: int
+) -> None:
+    found = {"violations": [], "faults": {"worker": 1}, "reached": {}, "unreached": [], "hours_simulated": 0.0}
+    query = {"fault": "worker killed", "rows": 7, "expected": 7, "runs": 2, "holds": True}
+    found |= {"events": 1234} if target == "spark" else {"runs": [query]}
+    asked: list[Any] = []
+    lab(f"campaign.spark.{module}", run=lambda *arguments: asked.append(arguments) or found)
+    said = run("check", target).stdout
+    assert asked == [(range(seeds), None)]
+    assert said.startswith(
+        "0 violations in 14 seeds (1,234 events" if target == "spark" else "0 violations in 1 query\n"
+    )
 
 
 @pytest.mark.parametrize("there", ["a file", "nothing", "no ledger"])
@@ -152,7 +173,7 @@ def test_where_there_is_no_ledger_yet_it_says_so(tmp_path: Path, monkeypatch: py
     result = run("check", "--ledger")
     assert (result.exit_code, result.stdout) == (
         0,
-        "no ledger yet in build/ledger: tidings check sprinkler begins one\n",
+        "no ledger yet in build/ledger: `tidings check sprinkler` writes one\n",
     )
     assert json.loads(run("check", "--ledger", "--json").stdout)["runs"] == 0
 
@@ -161,7 +182,7 @@ def test_where_there_is_no_ledger_yet_it_says_so(tmp_path: Path, monkeypatch: py
 def test_check_mutants_is_exit_code_3_when_something_does_not_hold(lab: Any, broken: list[str], code: int) -> None:
     generated = {"mutants": 9, "caught": 8, "survivors": [{"where": "chain.py:7", "why": "equivalent"}]}
     found = {"mutants": 20, "caught": 20, "by_invariant": {"order": 3}, "generated": generated, "broken": broken}
-    lab("mutants", run=lambda target, progress, jobs: found)
+    lab("campaign.mutation.mutants", run=lambda target, progress, jobs: found)
     assert run("check", "sprinkler", "--mutants", "--json").exit_code == code
     assert "survived: chain.py:7: equivalent" in run("check", "sprinkler", "--mutants").stdout
 
@@ -170,7 +191,7 @@ def test_check_mutants_is_exit_code_3_when_something_does_not_hold(lab: Any, bro
 def test_lab_run_is_exit_code_3_when_a_claim_differs(lab: Any, tmp_path: Path, verdict: str, code: int) -> None:
     claim = {"id": "SP5", "statement": "s", "expected": 1, "measured": 2.5, "verdict": verdict, "why": "w"}
     found = {"experiment": "SP5", "claims": [claim], "figures": ["a.png"], "data": ["a.parquet"]}
-    lab("experiments", run=lambda name, scale, out, master, progress: found)
+    lab("lab.experiments", run=lambda name, scale, out, master, progress: found)
     result = run("lab", "run", "SP5", "--out", str(tmp_path))
     assert result.exit_code == code
     assert "a.png" in result.stdout
@@ -182,17 +203,17 @@ def test_ctrl_c_in_lab_run_is_one_line_and_exit_code_130(lab: Any, tmp_path: Pat
         raise KeyboardInterrupt
 
     named = {"X": SimpleNamespace(id="X", paper="p", study="s")}
-    lab("experiments", run=stopped, EXPERIMENTS=named, STUDIES={"s": SimpleNamespace(alone=alone)})
+    lab("lab.experiments", run=stopped, EXPERIMENTS=named, STUDIES={"s": SimpleNamespace(alone=alone)})
     result = run("lab", "run", "X", "--out", str(tmp_path))
-    besides = ", and measures anew what is measured on this machine" if alone else ""
+    besides = ", and repeats measurements of this machine" if alone else ""
     assert result.exit_code == 130
-    assert result.stderr == f"tidings: stopped; the same command goes on where it was{besides}\n"
+    assert result.stderr == f"tidings: stopped; the same command continues{besides}\n"
 
 
 @pytest.mark.parametrize("command", ["lab run SP5", "lab tune"])
 def test_the_lab_does_not_write_into_a_file(lab: Any, tmp_path: Path, command: str) -> None:
-    lab("experiments", run=None)
-    lab("tune", run=None)
+    lab("lab.experiments", run=None)
+    lab("lab.tune", run=None)
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "within"):
         with pytest.raises(BadInput, match=rf"--out {out}: {tmp_path}/file is a file, .* need a directory"):
@@ -208,7 +229,7 @@ def test_lab_tune_is_exit_code_3_when_nothing_carries_the_load(
     late = row | {"latency": 0.411, "unfinished": 7}
     found = {"tried": [{"sweep": "fanout", **row}], "confirmed": [late], "toml": "# the toml", "figures": ["a.png"]}
     found |= {"simulated_clients": 120, "confirmed_clients": 800, "enough": enough}
-    lab("tune", run=lambda *arguments: found)
+    lab("lab.tune", run=lambda *arguments: found)
     result = run("lab", "tune", "--out", str(tmp_path))
     assert result.exit_code == code
     assert "tried, 120 clients" in result.stdout and "confirmed, 800 clients" in result.stdout
@@ -218,7 +239,8 @@ def test_lab_tune_is_exit_code_3_when_nothing_carries_the_load(
 
 def test_lab_list_shows_every_experiment(lab: Any) -> None:
     lab(
-        "experiments", EXPERIMENTS={"SP5": SimpleNamespace(id="SP5", paper="sprinkler", title="Link cut", claims=["a"])}
+        "lab.experiments",
+        EXPERIMENTS={"SP5": SimpleNamespace(id="SP5", paper="sprinkler", title="Link cut", claims=["a"])},
     )
     assert "Link cut" in run("lab", "list").stdout
     listed = json.loads(run("lab", "list", "--json").stdout)
@@ -228,7 +250,7 @@ def test_lab_list_shows_every_experiment(lab: Any) -> None:
 @pytest.mark.parametrize("name", ["gc", "sim"])
 def test_bench_prints_runs_and_ratios(lab: Any, name: str) -> None:
     found = {"bench": name, "runs": [{"name": "one", "events_per_s": 2e6}, {"name": "two"}], "ratio": {"one/two": 1.5}}
-    lab(f"bench_{name}", run=lambda runs, progress: found)
+    lab(f"bench.{name}", run=lambda runs, progress: found)
     printed = run("bench", name).stdout
     assert "2,000,000" in printed
     assert "1.5" in printed
@@ -242,7 +264,7 @@ def test_a_target_that_is_not_built_says_so(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["filter", "fanout", "peers"])
 def test_a_benchmark_that_is_not_built_says_so_and_names_those_that_are(name: str) -> None:
-    with pytest.raises(NotBuilt, match=rf"^bench {name} is not built yet; there are throughput, latency, gc, ") as told:
+    with pytest.raises(NotBuilt, match=rf"^bench {name} is not built yet; there are gc, sim, throughput, ") as told:
         run("bench", name, "--runs", "3", "--json")
     built = str(told.value).partition("there are ")[2].split(", ")
     assert all(run("bench", each, "--help").exit_code == 0 for each in built)

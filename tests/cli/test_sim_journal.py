@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from tidings.cli.app import app
 from tidings.core.rows import data_rows
 from tidings.net.journal import Journal, started
-from tidings.protocols.configuration import Current
 from tidings.protocols.kernel import Received
-from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import ProxySettings
-from tidings.protocols.publishing import OpenSession, Publish
+from tidings.protocols.nodes.replica import ReplicaSettings
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.configuration import Current
+from tidings.protocols.services.publishing import OpenSession, Publish
 from tidings.server.replica import Recipe
 
 
@@ -24,14 +24,14 @@ def written(path: Path) -> str:
     """The journal of a head that takes a batch; returns the hash of its effects."""
     me = "r0/p0@127.0.0.1:7400"
     service = "r0/config@127.0.0.1:7401"
-    recipe = Recipe(me, "r0", service, {}, ProxySettings(), "seed")
+    recipe = Recipe(me, "r0", service, {}, ReplicaSettings(), "seed")
     journal = Journal(path, msgspec.msgpack.encode(recipe))
     machine = recipe.make([])
     journal.start(1.0, me, [])
     journal.add(1.0, started([]), machine.start(1.0))
     rows = data_rows(1, None, [b"x"])
     messages = [
-        Current(Membership("r0", 1, (me,)), machine.chain.nonce),
+        Current(ChainConfig("r0", 1, (me,)), machine.chain.nonce),
         OpenSession("p", 7),
         Publish("s", "p", 1, 1, rows),
     ]

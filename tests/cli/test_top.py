@@ -31,7 +31,7 @@ def status(*streams: dict[str, Any]) -> dict[str, Any]:
 def rates(*looks: tuple[float, dict[str, Any]]) -> dict[str, float | None]:
     """What the last of several looks says, each at its time."""
     times, found = zip(*looks, strict=True)
-    watch = top.Watch(iter(found).__next__, iter(times).__next__)
+    watch = top.TopView(iter(found).__next__, iter(times).__next__)
     last = [watch.look() for _ in looks][-1]
     return {each["name"]: each["events_per_s"] for each in last["streams"]}
 
@@ -89,8 +89,6 @@ def test_top_as_json_is_the_status_with_rates(cluster: Cluster) -> None:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What there is to see, look for look; behind it comes Ctrl-C."""
-    from tidings.server import looking
-
     left = [status(stream(r0=1)), status(stream(r0=5_001)), status(stream(r0=5_001))]
 
     def look(*where: Any) -> dict[str, Any]:
@@ -99,7 +97,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return left.pop(0)
 
     now = iter(range(9))
-    monkeypatch.setattr(looking, "look", look)
+    monkeypatch.setattr(top, "cluster_status", look)
     clock = SimpleNamespace(monotonic=lambda: next(now), sleep=lambda seconds: None)
     monkeypatch.setattr(top, "time", clock)
     return left

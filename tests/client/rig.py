@@ -14,8 +14,8 @@ from tidings.client.connection import Connection, connect
 from tidings.client.events import Event
 from tidings.client.subscription import Subscription
 from tidings.net.names import make_id
-from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import StreamDef
+from tidings.protocols.nodes.replica import StreamDef
+from tidings.protocols.replication.chain_config import ChainConfig
 
 __all__ = ["Town", "dial", "run", "take", "town", "until"]
 
@@ -41,7 +41,7 @@ class Town(Cluster):
                 port = free_port()
                 ids.append(make_id(f"{region}/p{at}", "127.0.0.1", port))
                 self.directory[ids[-1]] = ("127.0.0.1", port)
-            self.memberships[region] = Membership(region, 1, tuple(ids))
+            self.memberships[region] = ChainConfig(region, 1, tuple(ids))
         more = (StreamDef("keyed", "r0", "by-key", 0, 100), StreamDef("prices", "r0", "none", 0, 101, ATTRS))
         self.streams = (*self.streams, *more)
 

@@ -12,7 +12,7 @@ import tidings
 from client.rig import dial, run, town, until
 from tidings import errors
 from tidings.client.cache import ATTEMPTS, Cache
-from tidings.client.events import Rows, StreamInfo
+from tidings.client.events import EventRows, StreamInfo
 from tidings.core.rows import NO_ROWS, before_rows, data_rows
 from tidings.core.span import Span
 
@@ -55,7 +55,7 @@ class Line:
             item = await self.spans_.get()
             if isinstance(item, BaseException):
                 raise item
-            yield Rows(item)
+            yield EventRows(item)
 
     async def says(self, span: Span) -> None:
         self.spans_.put_nowait(span)
@@ -89,7 +89,7 @@ class Database:
         self.reads[at].set_result(None)
 
 
-async def made(line: Line, database: Database, **options: Any) -> Cache[str]:
+async def open_cache(line: Line, database: Database, **options: Any) -> Cache[str]:
     cache: Cache[str] = Cache(line, "s", load=database.load, **options)  # type: ignore[arg-type]
     await cache.ready()
     return cache
@@ -103,7 +103,7 @@ async def some_turns() -> None:
 def test_a_value_is_loaded_once_and_again_after_its_invalidation() -> None:
     async def main() -> None:
         line, database = Line(), Database()
-        async with await made(line, database) as cache:
+        async with await open_cache(line, database) as cache:
             assert [await cache.get(b"a") for _ in range(3)] == ["a1"] * 3
             assert (database.count, cache.hits, cache.misses) == (1, 2, 1)
             database.rows[b"a"] = "a2"
@@ -119,7 +119,7 @@ def test_a_value_is_loaded_once_and_again_after_its_invalidation() -> None:
 def test_a_load_that_began_before_an_invalidation_is_neither_stored_nor_served() -> None:
     async def main() -> None:
         line, database = Line(), Database()
-        async with await made(line, database) as cache:
+        async with await open_cache(line, database) as cache:
             database.slow = True
             reading = asyncio.ensure_future(cache.get(b"a"))
             await some_turns()  # the old value is read
@@ -138,7 +138,7 @@ def test_a_load_that_began_before_an_invalidation_is_neither_stored_nor_served()
 def test_a_value_that_is_invalidated_between_its_load_and_its_reader_is_not_served() -> None:
     async def main() -> None:
         line, database = Line(), Database()
-        async with await made(line, database) as cache:
+        async with await open_cache(line, database) as cache:
             database.slow = True
             reading = asyncio.ensure_future(cache.get(b"a"))
             await some_turns()
@@ -158,7 +158,7 @@ def test_a_value_that_is_invalidated_between_its_load_and_its_reader_is_not_serv
 def test_whoever_asks_after_the_invalidation_does_not_get_the_load_from_before() -> None:
     async def main() -> None:
         line, database = Line(), Database()
-        async with await made(line, database) as cache:
+        async with await open_cache(line, database) as cache:
             database.slow = True
             early = asyncio.ensure_future(cache.get(b"a"))
             await some_turns()
@@ -178,7 +178,7 @@ def test_whoever_asks_after_the_invalidation_does_not_get_the_load_from_before()
 def test_concurrent_gets_share_one_load_and_its_failure() -> None:
     async def main() -> None:
         line, database = Line(), Database()
-        async with await made(line, database) as cache:
+        async with await open_cache(line, database) as cache:
             database.slow = True
             gets = [asyncio.ensure_future(cache.get(b"a")) for _ in range(5)]
             await some_turns()
@@ -212,7 +212,7 @@ def test_a_key_that_is_invalidated_during_every_load_is_reported() -> None:
 def test_an_event_without_a_key_invalidates_everything() -> None:
     async def main() -> None:
         line, database = Line(), Database()
-        async with await made(line, database) as cache:
+        async with await open_cache(line, database) as cache:
             await cache.get(b"a")
             await cache.get(b"b")
             await line.invalidates(None)
@@ -225,7 +225,7 @@ def test_an_event_without_a_key_invalidates_everything() -> None:
 def test_missing_numbers_are_harmless_only_where_a_later_event_has_the_key(gc: str, kept: int) -> None:
     async def main() -> None:
         line, database = Line(gc), Database()
-        async with await made(line, database) as cache:
+        async with await open_cache(line, database) as cache:
             await cache.get(b"a")
             await line.says(Span("s", 1, 4, 9, NO_ROWS))
             assert len(cache) == kept
@@ -239,7 +239,7 @@ def test_missing_numbers_are_harmless_only_where_a_later_event_has_the_key(gc: s
 def test_what_is_lost_may_have_named_any_key() -> None:
     async def main() -> None:
         line, database = Line("by-key"), Database()
-        async with await made(line, database) as cache:
+        async with await open_cache(line, database) as cache:
             await cache.get(b"a")
             await line.says(Span.declared_lost("s", 1, 4))
             assert len(cache) == 0
@@ -265,7 +265,7 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last() -> None:
 def test_it_says_how_fresh_it_is_and_loads_when_it_is_too_old() -> None:
     async def main() -> None:
         line, database = Line(), Database()
-        async with await made(line, database, max_age=5.0) as cache:
+        async with await open_cache(line, database, max_age=5.0) as cache:
             loop = asyncio.get_running_loop()
             assert cache.fresh and cache.age < 1
             await cache.get(b"a")
@@ -284,7 +284,7 @@ def test_it_says_how_fresh_it_is_and_loads_when_it_is_too_old() -> None:
 def test_a_subscription_that_ends_takes_everything_with_it() -> None:
     async def main() -> None:
         line, database = Line(), Database()
-        async with await made(line, database) as cache:
+        async with await open_cache(line, database) as cache:
             await cache.get(b"a")
             line.spans_.put_nowait(errors.SubscriptionEnded("stream 's' was deleted"))
             await some_turns()

@@ -33,7 +33,7 @@ def test_events_are_published_exactly_once_across_a_head_that_stops(tmp_path: Pa
             assert [event.payload for event in got] == sent
             assert [event.seq for event in got] == list(range(1, 3001))
             assert (await t.publish("s0", payload=b"last")).seq == 3001
-            await until(lambda: t._machine.memberships["r0"].epoch > 1, "the new chain is known")
+            await until(lambda: t._session.machine.memberships["r0"].epoch > 1, "the new chain is known")
 
     run(main())
 
@@ -47,7 +47,7 @@ def test_a_subscriber_whose_replica_is_gone_moves_at_once(tmp_path: Path) -> Non
         ):
             await t.publish("s0", payload=b"1")
             await sub.next(5)
-            (subscriber,) = t._machine.subscribers.values()
+            (subscriber,) = t._session.machine.subscribers.values()
             source = subscriber._source()
             await cluster.kill(source)
             await until(lambda: subscriber._source() != source, "it has moved", 1.0)
@@ -155,7 +155,8 @@ def test_a_slow_subscriber_costs_the_replica_no_memory_and_the_others_no_time(tm
             window = replica.machine.settings.subscriptions
             behind = [p for p in positions.values() if p.next < total]
             assert len(behind) == 1, "the slow one is not fed beyond its window"
-            assert behind[0].flying <= window.window_bytes + (20 << 20) and len(behind[0].unacked) <= window.window
+            unacked = behind[0].unacked
+            assert unacked.bytes <= window.window_bytes + (20 << 20) and len(unacked) <= window.window
             assert sum(peer.backlog for peer in replica.peers.values()) <= 2 * window.window_bytes
             last, seen = 0, 0
             while last < total:

@@ -88,7 +88,7 @@ def test_a_lease_that_nobody_renews_expires_with_a_typed_error(tmp_path: Path) -
             await t.publish("keyed", key=b"k", payload=b"")
             lease = await t.lease("keyed", ttl=1.0, name="left").open()
             lease.leave()
-            await until(lambda: "left" not in cluster.machine(0).leased)
+            await until(lambda: "left" not in cluster.machine(0).table.leases.table)
             with pytest.raises(errors.LeaseExpired, match="nothing was heard"):
                 await t.lease("keyed", name="left", resume=True).open()
             with pytest.raises(errors.LeaseExpired, match="ttl"):
@@ -105,7 +105,7 @@ def test_a_lease_that_holds_too_much_ends(tmp_path: Path) -> None:
             for _ in range(400):
                 t.post("keyed", key=b"k", payload=b"x" * 100)
             await t.flush()
-            await until(lambda: not cluster.machine(2).leased)
+            await until(lambda: not cluster.machine(2).table.leases.table)
             with pytest.raises(errors.LeaseExpired, match="10000 bytes"):
                 await lease.move(100)
 

@@ -9,15 +9,15 @@ import pytest
 from client.rig import Town, dial, run, take, town
 from tidings.core.errors import BadInput
 from tidings.net.names import seed_of
-from tidings.server.asking import Asker
+from tidings.server.rpc import RpcClient
 
 
 async def declare(cluster: Town, stream: str, lo: int, hi: int) -> None:
     """As `tidings stream declare-lost` does."""
     addresses = cluster.url("r0").removeprefix("tidings://").split(",")
-    async with Asker("_operator", cluster="tidings") as asker:
-        made = await asker.declare_lost([seed_of(each) for each in addresses], stream, lo, hi, 10.0)
-        assert made.name == stream
+    async with RpcClient("_operator", cluster="tidings") as asker:
+        created = await asker.declare_lost([seed_of(each) for each in addresses], stream, lo, hi, 10.0)
+        assert created.name == stream
 
 
 def test_a_loss_is_delivered_in_its_place_in_every_region_through_every_filter(tmp_path: Path) -> None:

@@ -7,32 +7,32 @@ from typing import Any
 
 import pytest
 
-from tidings.client.fabric import Heard
-from tidings.client.machine import (
+from tidings.client.commands import (
     Answered,
     Ask,
     AskTick,
     Broken,
-    ClientMachine,
     Close,
-    MachineSettings,
     Open,
     PublisherTick,
     RefreshTick,
     Submit,
     Taken,
 )
+from tidings.client.fabric import Heard
+from tidings.client.machine import ClientMachine, MachineSettings
 from tidings.core.rows import CountedRows, data_rows
 from tidings.core.span import Span
-from tidings.protocols.catalog import Because, Define, Describe, Description, StreamDef, StreamState, Why
+from tidings.protocols.brokers.messages import Feed, Follow, Unfollow
+from tidings.protocols.brokers.subscriber import Fed, Lost
 from tidings.protocols.kernel import Deliver, Effects, Expired, Received, Send
-from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Know, Offer
-from tidings.protocols.publishing import NotHead, OpenSession, Publish, PublishTick, Rejected, SessionOpened
-from tidings.protocols.subscriptions import Fed, Feed, Follow, Lost, Unfollow
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.services.catalog import Because, Define, Describe, Description, StreamDef, StreamState, Why
+from tidings.protocols.services.publishing import NotHead, OpenSession, Publish, PublishTick, Rejected, SessionOpened
 
-NEAR = Membership("r0", 1, ("r0/a@h:1", "r0/b@h:2", "r0/c@h:3"))
-FAR = Membership("r1", 4, ("r1/a@h:4", "r1/b@h:5"))
+NEAR = ChainConfig("r0", 1, ("r0/a@h:1", "r0/b@h:2", "r0/c@h:3"))
+FAR = ChainConfig("r1", 4, ("r1/a@h:4", "r1/b@h:5"))
 STREAMS = (StreamDef("s", "r0", number=0), StreamDef("t", "r1", number=1))
 ROWS = CountedRows(1, 2, 10)
 
@@ -45,7 +45,7 @@ def told(effects: Effects) -> list[Any]:
     return [effect.item for effect in effects if isinstance(effect, Deliver)]
 
 
-def described(nonce: int, near: Membership = NEAR, far: Membership = FAR) -> Description:
+def described(nonce: int, near: ChainConfig = NEAR, far: ChainConfig = FAR) -> Description:
     states = {"s": StreamState(5, 4, 0)}
     return Description(nonce, "r0", (near, far), STREAMS, states)
 
@@ -90,7 +90,7 @@ def test_a_newer_chain_reaches_the_publisher_the_subscribers_and_open_questions(
     client.handle(1.0, Open(1, "s", 1, "", None, 3))
     define = Define(9, "create", StreamDef("u", "r0"))
     assert sent(client.handle(1.0, Ask(9, define, "r0", True))) == [(NEAR.head, define)]
-    newer = Membership("r0", 2, ("r0/b@h:2", "r0/c@h:3"))
+    newer = ChainConfig("r0", 2, ("r0/b@h:2", "r0/c@h:3"))
     effects = client.handle(1.1, Received("r0/a@h:1", NotHead(newer)))
     assert ("r0/b@h:2", define) in sent(effects)
     assert [to for to, message in sent(effects) if isinstance(message, OpenSession)] == ["r0/b@h:2"]
@@ -122,7 +122,7 @@ def test_a_publisher_to_whom_nobody_answers_makes_the_client_look_for_a_newer_ch
     told = [sent(client.handle(at, Expired(timer))) for at in (1.3, 1.6, 1.9, 2.2)]
     questions = [message for effects in told for _, message in effects if isinstance(message, Describe)]
     assert len(questions) == 1, "one question is enough; it goes round near replicas, far heads and seeds by itself"
-    newer = Membership("r0", 9, ("r0/x@h:7",))
+    newer = ChainConfig("r0", 9, ("r0/x@h:7",))
     answer = client.handle(2.5, Received(FAR.head, described(questions[0].nonce, near=newer)))
     assert [to for to, message in sent(answer) if isinstance(message, OpenSession)] == ["r0/x@h:7"]
 
@@ -175,7 +175,7 @@ def test_a_tap_that_is_not_taken_from_is_given_no_more_and_follows_a_replica_whe
     for at in range(5, 105):
         given += sum(isinstance(item, Fed) for item in told(gossiped(client, batch(at, 1))))
     assert given == 32
-    recv = client.fabric.client.pull.streams["s"].recv
+    recv = client.fabric.client.fabric.streams["s"].recv
     while recv.spans[0].lo < 60:
         recv.rows -= recv.spans.popleft().rows.count
     effects = client.handle(3.0, Taken(1, 37))

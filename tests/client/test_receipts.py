@@ -11,11 +11,11 @@ import pytest
 
 from client.rig import dial, run, town, until
 from tidings.client import receipts
-from tidings.client.receipts import Account, Ledger
+from tidings.client.receipts import Account, ReceiptLedger
 from tidings.core.lens import Lens
 from tidings.core.rows import NO_ROWS, data_rows
 from tidings.core.span import Span
-from tidings.protocols.receipts import MOST, NAMES, Receipt, receipts_of
+from tidings.protocols.services.receipts import MOST, NAMES, Receipt, receipts_of
 
 
 def full(lo: int, hi: int) -> Span:
@@ -76,7 +76,7 @@ def test_what_nobody_takes_is_bounded_and_the_numbers_show_what_is_missing() -> 
         async def send(batch: tuple[Receipt, ...]) -> None:
             sent.extend(batch)
 
-        ledger = Ledger(send)
+        ledger = ReceiptLedger(send)
         ledger.open(1, "desk", 7, "s")
         for at in range(receipts.WAITING + 10):
             ledger.note(1, collected(at + 1, at + 2, 10_000_000 + at))
@@ -96,7 +96,7 @@ def test_a_batch_that_is_not_answered_goes_first_next_time() -> None:
             if len(sent) == 1:
                 raise TimeoutError
 
-        ledger = Ledger(send)
+        ledger = ReceiptLedger(send)
         ledger.open(1, "desk", 7, "s")
         for at in range(MOST + 5):
             ledger.note(1, collected(at + 1, at + 2, 10_000_000 + at))
@@ -164,7 +164,7 @@ def test_receipts_that_make_no_sense_are_not_kept(tmp_path: Path) -> None:
             assert not bad.sound
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
-                    await t._send_receipts((bad,))
+                    await t._subscribing._send_receipts((bad,))
             assert head.log.last == before and until is not None
 
     run(main())

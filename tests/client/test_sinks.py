@@ -15,7 +15,7 @@ from tidings import errors
 from tidings.client.connection import Connection
 from tidings.core.hashing import content_hashes, hash_sum
 from tidings.core.rows import ROW_SCHEMA
-from tidings.protocols.sinks import Attempt
+from tidings.protocols.services.sinks import Attempt
 
 
 def table(lo: int, hi: int, size: int = 12) -> pa.RecordBatch:

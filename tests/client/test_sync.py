@@ -18,7 +18,7 @@ import pytest
 
 from client.rig import town
 from tidings import errors, sync
-from tidings.client import packing
+from tidings.client import batching
 from tidings.net.loop import loop_factory
 
 
@@ -132,7 +132,7 @@ def test_of_many_bad_posts_some_are_raised_and_the_others_counted(url: str) -> N
 def test_closing_does_not_wait_for_ever_for_a_cluster_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "PENDING", 10)
+    monkeypatch.setattr(batching, "PENDING", 10)
     with Background(tmp_path) as background:
         t = sync.connect(background.url, timeout=10.0)
         t.open()
@@ -141,7 +141,7 @@ def test_closing_does_not_wait_for_ever_for_a_cluster_that_is_gone(
     for at in range(20):  # more than may be pending
         t.post("s", key=b"%d" % at)
     deadline = time.monotonic() + 20
-    while t._async._packer.pending < 20:
+    while t._async._batcher.pending < 20:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     for at in range(20, 100):  # there is no room for these
@@ -258,7 +258,7 @@ def test_the_commands_pub_sub_collect_and_why(url: str) -> None:
     lines = b'{"key": "a", "payload": "two", "attrs": {"loc": "LA"}}\n{"payload": {"hex": "ff00"}}\n'
     (more,) = told(tidings(url, "pub", "ticker", "--from-json", "--json", stdin=lines))
     assert more == {"stream": "ticker", "lo": 2, "hi": 4}
-    assert tidings(url, "pub", "ticker", "-", stdin=b"four\nfive\n").stdout == b"ticker [4, 6)\n"
+    assert tidings(url, "pub", "ticker", "-", stdin=b"four\nfive\n").stdout == b"ticker: numbers 4 to 5\n"
     events = told(tidings(url, "sub", "ticker", "--start", "earliest", "--count", "5"))
     published = events[0].pop("published_at")
     assert published.endswith("Z") and published.startswith("20")
@@ -276,7 +276,7 @@ def test_the_commands_pub_sub_collect_and_why(url: str) -> None:
     assert collected == {"stream": "ticker", "lo": 6, "hi": 7}
     (why,) = told(tidings(url, "why", "ticker", "2", "--json"))
     assert why.pop("by") in (6, None)  # as long as that is known
-    assert why == {"stream": "ticker", "seq": 2, "state": "collected"}
+    assert why == {"stream": "ticker", "seq": 2, "state": "collected", "source": "cluster"}
     where = ("--where", "loc = 'NY'", "--count", "1", "-o", "text")
     assert tidings(url, "sub", "ticker", "--start", "1", *where).stdout.startswith(b"ticker 1 data IBM one loc=NY at=")
 

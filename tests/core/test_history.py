@@ -20,8 +20,8 @@ from tidings.core.gc import GcPolicy
 from tidings.core.history import History
 from tidings.core.keyindex import KeyIndex
 from tidings.core.lens import Lens
-from tidings.core.listed import ListedRows
 from tidings.core.rows import NO_ROWS, ArrowRows, CountedRows, Origin, before_rows, data_rows
+from tidings.core.small_rows import SmallRows
 from tidings.core.span import Span
 
 SMALL = {"CHUNK_ROWS": 6, "SMALL_ROWS": 3, "SMALL_RUN": 3, "GATHER_ROWS": 3, "FEW": 4, "TAIL_ROWS": 7}
@@ -57,7 +57,7 @@ def as_lists(span: Span) -> Span:
     kinds, keys, payloads = [rows.batch.column(name).to_pylist() for name in ("kind", "key", "payload")]
     if any(kinds):
         return span
-    return replace(span, rows=ListedRows(keys, payloads, rows.first, rows.origins))
+    return replace(span, rows=SmallRows(keys, payloads, rows.first, rows.origins))
 
 
 class Histories(RuleBasedStateMachine):

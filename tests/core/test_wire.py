@@ -29,8 +29,8 @@ from tidings.core.wire import (
     Columns,
     Corrupt,
     Counted,
-    ListedRows,
     Small,
+    SmallRows,
     SpanHead,
     decode_rows,
     decode_span,
@@ -365,7 +365,7 @@ if __name__ == "__main__":
 def test_rows_that_are_still_lists_encode_as_the_same_rows_do() -> None:
     for keys in ([b"k", None, b"l"], [None, None, None]):
         payloads = [b"1", b"22", b""]
-        listed, columns = ListedRows(list(keys), payloads), data_rows(1, keys, payloads)
+        listed, columns = SmallRows(list(keys), payloads), data_rows(1, keys, payloads)
         assert encode_rows(listed) == encode_rows(columns)
         assert (listed.count, listed.same(columns), listed.nbytes) == (3, True, columns.nbytes)
         head, body = encode_rows(listed)

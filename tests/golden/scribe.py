@@ -13,13 +13,13 @@ from typing import Any
 
 from tidings.core.ids import NodeId
 from tidings.core.span import Span
-from tidings.protocols.chain import Ack, Append, Fetch, Install, NextPiece, Refuse
-from tidings.protocols.configuration import Beat, Current, Promote
-from tidings.protocols.interregion import Advertise, Solicit, Subscribe, Unsubscribe
 from tidings.protocols.kernel import Effects, Message, Received, Send, singly
-from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Done, Know, Offer, Want
-from tidings.protocols.publishing import NotHead, OpenSession, Publish, Published, Rejected, SessionOpened
+from tidings.protocols.regions.interregion import Advertise, Solicit, Subscribe, Unsubscribe
+from tidings.protocols.replication.chain import Append, ChainAck, Fetch, Install, NextPiece, Refuse
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.configuration import Beat, Current, Promote
+from tidings.protocols.services.publishing import NotHead, OpenSession, Publish, Published, Rejected, SessionOpened
 
 
 class Line:
@@ -79,7 +79,7 @@ def say(message: Message) -> str:
     match message:
         case Append(epoch, records):
             return f"epoch {epoch}, records {_numbers([record.lsn for record in records])}"
-        case Ack(epoch, lsn):
+        case ChainAck(epoch, lsn):
             return f"epoch {epoch}, up to {lsn}"
         case Fetch(epoch, after):
             return f"epoch {epoch}, after {after}"
@@ -131,7 +131,7 @@ def _span(span: Span) -> str:
     return f"[{span.lo}, {span.hi})" + ("" if span.full else f" with {span.rows.count} rows")
 
 
-def _chain(membership: Membership) -> str:
+def _chain(membership: ChainConfig) -> str:
     joining = f", {membership.joining} joins" if membership.joining else ""
     return f"epoch {membership.epoch}: {' '.join(membership.replicas)}{joining}"
 

@@ -17,17 +17,18 @@ from pathlib import Path
 import pytest
 
 from golden.scribe import Scribe
-from tidings.protocols.chain import Ack, Append, Fetch, Refuse
-from tidings.protocols.configuration import Current, Promote
-from tidings.protocols.interregion import Advertise, Subscribe, Unsubscribe
+from tidings.protocols.fabrics.family import choose
 from tidings.protocols.kernel import Message
 from tidings.protocols.messages import Know, Offer, Want
-from tidings.protocols.publishing import NotHead, OpenSession, Publish, Published, Rejected, SessionOpened
+from tidings.protocols.regions.interregion import Advertise, Subscribe, Unsubscribe
+from tidings.protocols.replication.chain import Append, ChainAck, Fetch, Refuse
+from tidings.protocols.replication.configuration import Current, Promote
+from tidings.protocols.services.publishing import NotHead, OpenSession, Publish, Published, Rejected, SessionOpened
 from tidings.sim import scenario as plans
 from tidings.sim.build import Deployment
 from tidings.sim.scenario import Scenario
 
-CHAIN = (Append, Ack, Fetch, Refuse, Current, Promote)
+CHAIN = (Append, ChainAck, Fetch, Refuse, Current, Promote)
 PUBLISHING = (OpenSession, SessionOpened, Publish, Published, NotHead, Rejected)
 REGIONS = (Advertise, Subscribe, Unsubscribe, Know)
 FABRIC = (Offer, Want, Know)
@@ -42,11 +43,11 @@ def script(
     calm = {"shuffle": 0.5, "proxy_shuffle": 0.5, "gossip": 0.5, "fanout": 2, "proxy_fanout": 2, **protocol}
     return Scenario(
         scenario=plans.Run(name="golden", seconds=seconds),
-        regions=tuple(plans.Region(name, replicas=replicas[name], clients=clients) for name in names),
-        links=tuple(plans.Link(a, b, 0.02) for at, a in enumerate(names) for b in names[at + 1 :]),
+        regions=tuple(plans.RegionTable(name, replicas=replicas[name], clients=clients) for name in names),
+        links=tuple(plans.LinkTable(a, b, 0.02) for at, a in enumerate(names) for b in names[at + 1 :]),
         streams=(plans.Stream("s", names[0], rows="counted"),),
-        publishers=(plans.Publisher(name="w", region=names[0], stream="s", rate=rate, start=0.5, stop=stop),),
-        protocol=plans.Protocol(**calm),  # type: ignore[arg-type]
+        publishers=(plans.PublisherTable(name="w", region=names[0], stream="s", rate=rate, start=0.5, stop=stop),),
+        fabric=choose("pull", **calm),
     )
 
 
@@ -100,7 +101,7 @@ def tail_passes_the_token() -> str:
 
 def publisher_retries_across_a_fail_over() -> str:
     """The answer to a batch is lost and the head dies: the next head answers the retry with the same numbers (A1.1)."""
-    run = Run(script({"r": 2}, 3.2, 2.0, stop=1.5), (*PUBLISHING, Append, Ack, Current), begin=1.0)
+    run = Run(script({"r": 2}, 3.2, 2.0, stop=1.5), (*PUBLISHING, Append, ChainAck, Current), begin=1.0)
     deaf = partial(run.world.partition, ["r/p0"], ["r/w0"], one_way=True)
     run.at(1.0, "what r/p0 sends to r/w0 is lost", deaf)
     run.at(1.4, "r/p0, the head, crashes", lambda: run.world.crash("r/p0"))

@@ -14,16 +14,17 @@ import numpy as np
 import pytest
 
 from tidings.core.errors import TidingsError
-from tidings.lab import calibration, calibration_verdicts, experiments
-from tidings.lab.calibration import BATCH, BUSY, Calibrated, Line, Model, Size, Spot, fit, simulated
+from tidings.lab import experiments
 from tidings.lab.claims import UNEXPLAINED, Claim
+from tidings.lab.sprinkler import calibration, calibration_verdicts
+from tidings.lab.sprinkler.calibration import BATCH, BUSY, Calibrated, LoadLine, Model, Size, Spot, fit, simulated
 from tidings.lab.study import Row
 from tidings.net.loop import run as run_loop
-from tidings.sim.scenario import Service
+from tidings.sim.scenario import ServiceTable
 
-MEASURED = Service(per_batch=218e-6, per_event=6.8e-9, per_wake=228e-6)
+MEASURED = ServiceTable(per_batch=218e-6, per_event=6.8e-9, per_wake=228e-6)
 CLAIMS = {claim for each in calibration_verdicts.EXPERIMENTS for claim in each.claims}
-MODEL = Model(Line(200e-6, 5e-9), 100e-6, Line(300e-6, 4e-9), 150e-6)
+MODEL = Model(LoadLine(200e-6, 5e-9), 100e-6, LoadLine(300e-6, 4e-9), 150e-6)
 real_processes = pytest.mark.filterwarnings("ignore::ResourceWarning")  # uvloop's, of pipes to processes that ended
 
 
@@ -63,17 +64,19 @@ def test_the_fit_finds_the_parts_of_what_a_batch_costs() -> None:
     assert (found.wake, found.hop) == pytest.approx((MODEL.wake, MODEL.hop))
     assert [size.off for size in sizes] == pytest.approx([0.0] * 4, abs=1e-9)
     assert [size.rest for size in sizes] == pytest.approx([2 * MODEL.hop] * 4)
-    assert found.service == Service(per_batch=found.replica.fixed, per_event=found.replica.event, per_wake=found.wake)
+    assert found.service == ServiceTable(
+        per_batch=found.replica.fixed, per_event=found.replica.event, per_wake=found.wake
+    )
 
 
 def test_two_sizes_are_enough_for_a_line() -> None:
-    line = Line.through([100, 1100], [3e-6, 5e-6])
+    line = LoadLine.through([100, 1100], [3e-6, 5e-6])
     assert (line.fixed, line.event) == pytest.approx((2.8e-6, 2e-9))
 
 
 def test_no_part_of_a_cost_is_negative() -> None:
-    assert Line.through([1, 2, 3], [3.0, 2.0, 1.0]) == Line(2.0, 0.0)
-    assert Line.through([1, 2, 3], [0.5, 2.0, 3.5]).fixed == 0.0
+    assert LoadLine.through([1, 2, 3], [3.0, 2.0, 1.0]) == LoadLine(2.0, 0.0)
+    assert LoadLine.through([1, 2, 3], [0.5, 2.0, 3.5]).fixed == 0.0
 
 
 def test_one_outlier_among_three_runs_does_not_move_the_fit() -> None:
@@ -113,7 +116,7 @@ def test_who_shares_processors_with_others_gets_less(monkeypatch: pytest.MonkeyP
 
 
 def test_a_simulation_in_which_not_all_arrives_has_no_rate() -> None:
-    slow = replace(MODEL, replica=Line(10.0, 0.0))
+    slow = replace(MODEL, replica=LoadLine(10.0, 0.0))
     with pytest.raises(TidingsError, match=r"1 proxies, 2 drivers each, simulated: of [\d,]+ events 0 had arrived"):
         simulated(slow, 1, 2, pause=0.001, seconds=0.1)
 
@@ -138,7 +141,7 @@ def as_in_the_paper() -> Calibrated:
         *[spot(2, drivers, rate * 1e6, rate * 0.9e6) for drivers, rate in ((1, 2.4), (2, 3.0), (4, 3.1))],
         *[spot(3, drivers, rate * 1e6, rate * 1.0e6, 14e6) for drivers, rate in ((1, 2.4), (2, 2.9), (4, 2.9))],
     ]
-    kept = Line(MEASURED.per_batch, MEASURED.per_event)
+    kept = LoadLine(MEASURED.per_batch, MEASURED.per_event)
     own = {(proxies, drivers): 4e6 * drivers for proxies in (1, 2, 3) for drivers in (1, 2, 4)}
     sizes = [Size(batch, (kept.at(batch),) * 3, kept.at(batch), 300e-6, 0.2) for batch in (256, 4096)]
     return Calibrated(replace(MODEL, replica=kept), sizes, spots, own)
@@ -211,7 +214,7 @@ BROKEN: dict[str, tuple[list[str], Callable[[], Calibrated]]] = {
     "one size is far from the line": (["service.line"], lambda: with_size(1.3, 1.4, 1.5)),
     "a batch costs twice as much": (
         ["service.constant"],
-        lambda: with_model(replica=Line(2 * MEASURED.per_batch, 2 * MEASURED.per_event)),
+        lambda: with_model(replica=LoadLine(2 * MEASURED.per_batch, 2 * MEASURED.per_event)),
     ),
 }
 
@@ -338,7 +341,7 @@ REASONS: dict[str, tuple[Callable[[], Calibrated], str, str]] = {
         f"20% of the line apart. {UNEXPLAINED}",
     ),
     "the kept time is another": (
-        lambda: with_model(replica=Line(0.5 * MEASURED.per_batch, 0.5 * MEASURED.per_event)),
+        lambda: with_model(replica=LoadLine(0.5 * MEASURED.per_batch, 0.5 * MEASURED.per_event)),
         "service.constant",
         "0.50 times what is kept. That was measured while others used up to 0.1 processors; this time others used "
         f"0.2 of 2 processors. {UNEXPLAINED}",
@@ -411,9 +414,9 @@ def test_the_report_draws_every_figure_and_writes_service_times_that_a_scenario_
     paths = [path for each in (found.figures, found.data) for some in each.values() for path in some]
     assert all(Path(path).stat().st_size > 300 for path in paths if "results" not in path)
     written = tomllib.loads((tmp_path / "service.toml").read_text())["service"]
-    service = msgspec.convert(written, Service)
+    service = msgspec.convert(written, ServiceTable)
     assert (service.per_batch, service.per_event, service.per_wake) == pytest.approx((200e-6, 5e-9, 100e-6), rel=0.01)
-    assert service.per_message == Service().per_message
+    assert service.per_message == ServiceTable().per_message
     assert calibration_verdicts.FITTED.pop(tmp_path) == fit(service_rows())[0]  # for who reports later
 
 
@@ -459,7 +462,7 @@ def test_medians_are_of_more_than_two_runs() -> None:
 # --- real ones ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.check
 @real_processes
 def test_real_drivers_publish_to_one_and_two_proxies_which_then_hold_everything() -> None:
     rows = run_loop(calibration.measure_drivers({1: (1, 2, 3), 2: (1, 2)}, 0.2, 1))
@@ -467,13 +470,14 @@ def test_real_drivers_publish_to_one_and_two_proxies_which_then_hold_everything(
     for each in rows:
         assert each["events"] >= each["drivers"] * each["proxies"] * BATCH
         assert each["seconds"] > 0.2 and each["pause"] >= 0.0005
-        assert 0 < each["busiest_cpu"] <= each["replica_cpu"]
+        assert 0 <= each["busiest_cpu"] <= each["replica_cpu"]
+    assert sum([each["busiest_cpu"] for each in rows]) > 0  # one run may be shorter than a tick of that clock
 
 
-@pytest.mark.slow
+@pytest.mark.check
 @real_processes
 def test_a_real_replica_is_measured_busy_and_woken() -> None:
-    rows = run_loop(calibration.measure_service((256, 4096), 0.3, 1))
+    rows = run_loop(calibration.measure_service((256, 4096), 1.5, 1))
     assert [(each["batch"], each["inflight"]) for each in rows] == [(256, 1), (256, BUSY), (4096, 1), (4096, BUSY)]
     assert [each["pause"] > 0 for each in rows] == [True, False, True, False]
     found, _ = fit(rows)

@@ -14,11 +14,22 @@ import numpy as np
 import pytest
 
 from tidings.core.errors import BadInput
-from tidings.lab import experiments, link_cut, link_verdicts, study
+from tidings.lab import experiments, study
 from tidings.lab.claims import Claim, Findings
-from tidings.lab.ledger import Ledger
-from tidings.lab.link_cut import BIN, REGIONS, STREAM, Latency, Observed, Rates, Receipts, Silence, Timeline
+from tidings.lab.sprinkler import link_cut, link_verdicts
+from tidings.lab.sprinkler.link_cut import (
+    BIN,
+    REGIONS,
+    STREAM,
+    Latency,
+    Observed,
+    Rates,
+    ReceiptTimes,
+    Silence,
+    Timeline,
+)
 from tidings.lab.study import Row, Sql, Study
+from tidings.results.ledger import Ledger
 from tidings.sim.scenario import Cut, Heal, Kill, Restart, load
 
 TIME = Timeline(cut=19.0, kill=30.0, restart=35.0, repair=41.0, end=60.0, period=1.0)
@@ -29,11 +40,11 @@ FILE = Path(__file__).parents[2] / "scenarios" / "sprinkler-link-cut.toml"
 # --- measuring ------------------------------------------------------------------------------------------
 
 
-def receipts(*rows: tuple[int, str, str, int, int, float]) -> Receipts:
+def receipts(*rows: tuple[int, str, str, int, int, float]) -> ReceiptTimes:
     """From (client, region, stream, hi, rows, time)."""
     client, region, stream, hi, count, time = zip(*sorted(rows, key=lambda row: (row[0], row[5])), strict=True)
     streams = list(STREAM.values())
-    return Receipts(
+    return ReceiptTimes(
         np.array(client),
         np.array([REGIONS.index(name) for name in region]),
         np.array([streams.index(name) for name in stream]),

@@ -14,13 +14,15 @@ import pytest
 from matplotlib.figure import Figure
 from msgspec.structs import replace as replace_struct
 
-from tidings.lab import calibration_verdicts, experiments, ledger, link_cut, real_cut
-from tidings.lab.calibration import Line, Model
+from tidings.campaign.cluster.client_trace import ClientReceipt, Evidence, Sent
+from tidings.lab import experiments
 from tidings.lab.claims import Claim
-from tidings.lab.evidence import Evidence, Receipt, Sent
-from tidings.lab.link_cut import BIN, REGIONS, STREAM, Latency, Observed, Rates, Silence, Timeline
-from tidings.lab.real_cut import Measured
+from tidings.lab.sprinkler import calibration_verdicts, link_cut, real_cut
+from tidings.lab.sprinkler.calibration import LoadLine, Model
+from tidings.lab.sprinkler.link_cut import BIN, REGIONS, STREAM, Latency, Observed, Rates, Silence, Timeline
+from tidings.lab.sprinkler.real_cut import Measured
 from tidings.net.loop import run as run_loop
+from tidings.results import code_hash
 from tidings.sim.measured import HOP, MEASURED
 
 TIME = Timeline(10.0, math.inf, math.inf, 17.0, 25.0, 1.0)
@@ -140,7 +142,7 @@ def test_what_clients_remember_becomes_rates_and_latencies() -> None:
         for at in range(3):
             lo = 1 + 10 * at
             evidence.receipts.append(
-                Receipt(subscriber, 1, at, "s0", lo, lo + 10, lo + 10, "", 10, 0, 1000.0 + at + delay)
+                ClientReceipt(subscriber, 1, at, "s0", lo, lo + 10, lo + 10, "", 10, 0, 1000.0 + at + delay)
             )
     for at in range(3):
         evidence.sent.append(Sent("s0", "pub", 1 + 10 * at, [0] * 10, [None] * 10, sent_at=1000.0 + at))
@@ -157,8 +159,8 @@ def test_both_sides_have_the_same_links_rates_and_settings() -> None:
     plan, simulated = real_cut.cluster_plan(), real_cut.scenario((4.0, 6.0, 10.0))
     assert {(link.a, link.b): link.latency for link in plan.wan.links} == link_cut.LATENCY
     assert {(link.a, link.b): link.latency for link in simulated.links} == link_cut.LATENCY
-    for name in real_cut.settings():
-        assert getattr(plan.protocol, name) == getattr(simulated.protocol, name)
+    assert plan.fabric == simulated.fabric
+    assert plan.protocol.advertise_period == simulated.protocol.advertise_period
     (order, *others), home = real_cut.orders(lambda region: f"tidings://{region}", 2)
     assert {each.stream: (each.rate, each.batch) for each in order.publishers} == {
         each.stream: (each.rate, each.batch) for each in simulated.publishers
@@ -170,15 +172,15 @@ def test_both_sides_have_the_same_links_rates_and_settings() -> None:
 def test_the_simulated_side_has_what_the_calibration_it_is_a_part_of_has_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[real_cut.Machine] = []
+    asked: list[real_cut.MachineUse] = []
 
-    def simulations(times: tuple[float, float, float], machine: real_cut.Machine) -> list[Observed]:
+    def simulations(times: tuple[float, float, float], machine: real_cut.MachineUse) -> list[Observed]:
         asked.append(machine)
         return [observed()]
 
     monkeypatch.setattr(real_cut, "simulations", simulations)
     monkeypatch.setattr(real_cut, "read", lambda sql: Measured(observed(), 0.7, 0.1, 0.02))
-    model = Model(Line(100e-6, 5e-9), 50e-6, Line(300e-6, 4e-9), 0.0)
+    model = Model(LoadLine(100e-6, 5e-9), 50e-6, LoadLine(300e-6, 4e-9), 0.0)
     calibration_verdicts.FITTED[tmp_path] = model
     with_it, alone = (real_cut.report(lambda query: [], "quick", tmp_path) for _ in range(2))
     assert (asked[0].service, asked[0].hop) == (model.service, 0.0)
@@ -197,7 +199,7 @@ def test_the_calibration_reports_before_what_takes_its_model() -> None:
 
 def test_a_simulated_machine_is_as_fast_as_it_was_measured() -> None:
     times = (4.0, 5.0, 7.0)
-    machine = real_cut.Machine(replace_struct(MEASURED, per_batch=5e-3), 0.0)
+    machine = real_cut.MachineUse(replace_struct(MEASURED, per_batch=5e-3), 0.0)
     made = real_cut.scenario(times, 1, machine=machine)
     assert made.service == machine.service and {region.latency for region in made.regions} == {0.0}
     slow, kept = (link_cut.observe(each, 0, publishers=False) for each in (made, real_cut.scenario(times, 1)))
@@ -258,12 +260,12 @@ def test_the_hash_of_a_study_is_of_all_code_that_its_task_imports(module: str) -
     used = {Path(name) for name in asked.stdout.split() if not name.endswith("__init__.py")}
     lab = Path(link_cut.__file__).parent
     for each in [study for study in experiments.STUDIES.values() if study.task.__module__ == module]:
-        hashed = set(ledger.sources(*each.modules, rooms=each.rooms))
+        hashed = set(code_hash.sources(each.task.__module__))
         hashed |= {lab / f"{name}.py" for name in AFTER}
         assert len(used) > 10 and used <= hashed, (each.name, sorted(used - hashed))
 
 
-@pytest.mark.slow
+@pytest.mark.check
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # uvloop's, of pipes to processes that have ended
 def test_a_real_link_is_cut_and_nothing_is_lost() -> None:
     found = run_loop(real_cut.run_real((2.0, 3.5, 5.0), clients=1))

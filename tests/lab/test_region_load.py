@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from tidings.lab import region_load, region_verdicts
 from tidings.lab.claims import UNEXPLAINED
-from tidings.lab.region_load import LOADS, NO_PROBE, PRODUCT, READINGS
+from tidings.lab.sprinkler import fanout_verdicts, load_verdicts, region_load
+from tidings.lab.sprinkler.region_load import LOADS, NO_PROBE, PRODUCT, READINGS
 
 
 def test_a_small_region_carries_the_load_and_says_how_long_it_takes() -> None:
@@ -31,9 +31,12 @@ def test_the_grids_are_the_papers() -> None:
     assert {point["reading"] for point in full} == set(READINGS)
     assert len({point["seed"] for point in full}) >= 5
     literal = region_load.scenario(10, reading="literal", fanout=5, seconds=1.0)
-    assert literal.protocol.proxy_fanout == 5 and literal.regions[0].proxy_uplink == literal.regions[0].client_uplink
+    assert (
+        literal.fabric.settings.proxy_fanout == 5
+        and literal.regions[0].proxy_uplink == literal.regions[0].client_uplink
+    )
     own = region_load.scenario(10, reading="own-fanout", fanout=5, seconds=1.0)
-    assert own.protocol.proxy_fanout == 1 and own.protocol.fanout == 5
+    assert own.fabric.settings.proxy_fanout == 1 and own.fabric.settings.fanout == 5
 
 
 def setting(fanout: int, shuffle: float, share: float, latency: float | None, reading: str = PRODUCT) -> dict[str, Any]:
@@ -63,18 +66,18 @@ def by_fanout(**latency: float) -> list[dict[str, Any]]:
 def test_settings_are_ranked_by_what_arrives_then_by_latency_and_noise_decides_nothing() -> None:
     rows = by_fanout(f2=0.2, f4=0.1, f5=0.099, f8=0.15)
     rows[0]["share"] = 1.006  # within a hundredth
-    order, tied = region_verdicts.ranked(rows)
+    order, tied = fanout_verdicts.ranked(rows)
     assert [row["fanout"] for row in order] == [5, 4, 8, 2]
     assert tied == {4, 5}, "a millisecond is less than two errors of 2 ms each"
     rows[3]["share"] = 0.5
     rows[2]["latency"] = 0.05
-    order, tied = region_verdicts.ranked(rows)
+    order, tied = fanout_verdicts.ranked(rows)
     assert [row["fanout"] for row in order] == [5, 4, 2, 8] and tied == {5}
 
 
 @pytest.mark.parametrize(("few", "many", "holds"), [(1.0, 0.8, True), (1.0, 1.0, False), (0.8, 0.8, False)])
 def test_a_large_fanout_hurts_only_if_it_does(few: float, many: float, holds: bool) -> None:
-    claim = region_verdicts._large([setting(4, 0.3, few, 0.1), setting(8, 0.3, many, 0.1)], "quick")
+    claim = fanout_verdicts._large([setting(4, 0.3, few, 0.1), setting(8, 0.3, many, 0.1)], "quick")
     assert claim.holds is holds and bool(claim.why) is (many == 1.0), "no reason that the data does not show"
 
 
@@ -83,7 +86,7 @@ def test_a_large_fanout_hurts_only_if_it_does(few: float, many: float, holds: bo
 )
 def test_uplinks_are_exhausted_only_if_clients_send_so_much(uplink: float, holds: bool, why: str) -> None:
     rows = [setting(4, 0.3, 1.0, 0.1), {**setting(8, 0.3, 0.8, 0.1), "uplink": uplink}]
-    claim = region_verdicts._uplinks(rows, "quick")
+    claim = fanout_verdicts._uplinks(rows, "quick")
     assert claim.holds is holds
     assert why in claim.why and bool(claim.why) is bool(why), "no reason that the data does not show"
 
@@ -102,14 +105,14 @@ def test_a_shorter_shuffle_time_helps_only_if_it_does_at_each_step(
 ) -> None:
     paper = [setting(4, 0.03, 1.0, 0.3, NO_PROBE), setting(4, 0.3, 1.0, 0.5, NO_PROBE)]
     rows = [setting(4, *each) for each in zip((0.03, 0.1, 0.3), shares, late, strict=True)]
-    claim = region_verdicts._shuffle([*rows, *paper])
+    claim = fanout_verdicts._shuffle([*rows, *paper])
     assert claim.holds is holds and why in claim.why and bool(claim.why) is bool(why)
 
 
 def test_a_shorter_shuffle_time_that_helps_only_those_who_probe_does_not_help() -> None:
     rows = [setting(4, 0.03, 1.0, 0.1), setting(4, 0.3, 1.0, 0.2)]
     paper = [setting(4, 0.03, 0.95, 0.3, NO_PROBE), setting(4, 0.3, 0.99, 0.5, NO_PROBE)]
-    claim = region_verdicts._shuffle([*rows, *paper])
+    claim = fanout_verdicts._shuffle([*rows, *paper])
     assert not claim.holds and f"{NO_PROBE}, F=4, 30 ms against 300 ms" in claim.why
 
 
@@ -127,30 +130,30 @@ def test_a_fanout_that_collapses_at_all_shuffle_times_is_judged_by_what_arrives(
     times = (0.03, 0.1, 0.3)
     rows = [setting(2, shuffle, share, None) for shuffle, share in zip(times, shares, strict=True)]
     rows += [setting(4, shuffle, 1.0, 0.1 + shuffle) for shuffle in times]
-    claim = region_verdicts._shuffle(rows)
+    claim = fanout_verdicts._shuffle(rows)
     assert claim.holds is holds and claim.why == why
 
 
 @pytest.mark.parametrize(("late", "why"), [(None, "Nobody can tell."), (0.2, "It helps nowhere: no gain")])
 def test_a_shorter_shuffle_time_that_helps_nowhere_does_not_help(late: float | None, why: str) -> None:
-    claim = region_verdicts._shuffle([setting(4, 0.03, 0.3, late), setting(4, 0.3, 0.3, late)])
+    claim = fanout_verdicts._shuffle([setting(4, 0.03, 0.3, late), setting(4, 0.3, 0.3, late)])
     assert not claim.holds and claim.why.startswith(why)
 
 
 @pytest.mark.parametrize(("larger", "holds"), [(0.9, True), (1.0, False)])
 def test_four_is_the_most_that_uplinks_carry_only_if_larger_fanouts_do_not_keep_up(larger: float, holds: bool) -> None:
     rows = [setting(fanout, 0.03, 1.0 if fanout <= 4 else larger, 0.1) for fanout in (2, 4, 8)]
-    claim = region_verdicts._derived(rows, "quick")
+    claim = fanout_verdicts._derived(rows, "quick")
     assert claim.holds is holds and ("premise" in claim.why) is not holds
 
 
 def test_catching_up_is_throughput_above_the_load_where_it_is_kept_up_with() -> None:
     behind = setting(8, 0.3, 0.9, 0.1)
     above = [setting(4, 0.03, 1.01, 0.1), setting(4, 0.3, 1.012, 0.1)]
-    assert region_verdicts._catch_up([*above, behind]).holds, "who falls behind is no witness"
-    noise = region_verdicts._catch_up([setting(4, 0.03, 0.99, 0.1), setting(4, 0.3, 1.02, 0.1)])
+    assert fanout_verdicts._catch_up([*above, behind]).holds, "who falls behind is no witness"
+    noise = fanout_verdicts._catch_up([setting(4, 0.03, 0.99, 0.1), setting(4, 0.3, 1.02, 0.1)])
     assert not noise.holds and "two standard errors" in noise.why
-    below = region_verdicts._catch_up([setting(4, 0.03, 0.981, 0.1), setting(4, 0.3, 0.982, 0.1)])
+    below = fanout_verdicts._catch_up([setting(4, 0.03, 0.981, 0.1), setting(4, 0.3, 0.982, 0.1)])
     assert not below.holds and not below.why, "no reason that the data does not show"
 
 
@@ -160,7 +163,7 @@ def test_the_best_fanout_depends_on_the_shuffle_time_only_if_it_does(long: int, 
         first = long if "in (0.3)" in query else 8
         return [{**row, "share": 1.0, "latency": 0.1 + 0.1 * (row["fanout"] != first)} for row in by_fanout(f4=0, f8=0)]
 
-    claim = region_verdicts._best(sql, "quick")
+    claim = fanout_verdicts._best(sql, "quick")
     assert not claim.holds and ("depends" in claim.why) is depends
 
 
@@ -169,17 +172,17 @@ def test_throughput_climbs_up_to_saturation_and_does_not_fall_after_it() -> None
         rows = [{**setting(4, 0.03, kept, 0.1), "load": at + 1.0} for at, (kept, _) in enumerate(carried)]
         return [{**row, "throughput": rate, "goodput": rate} for row, (_, rate) in zip(rows, carried, strict=True)]
 
-    unreached = region_verdicts._climbs(loads((1.0, 1e6), (1.0, 2e6)))
+    unreached = load_verdicts._climbs(loads((1.0, 1e6), (1.0, 2e6)))
     assert not unreached.holds and "Not reached: 2.00 M/s" in unreached.why
-    assert not region_verdicts._climbs(loads((1.0, 5e6), (1.0, 1e6))).holds
-    assert region_verdicts._climbs(loads((1.0, 1e6), (0.9, 2e6), (0.6, 1.9e6))).holds
-    assert not region_verdicts._climbs(loads((1.0, 1e6), (0.9, 2e6), (0.6, 1e6))).holds
+    assert not load_verdicts._climbs(loads((1.0, 5e6), (1.0, 1e6))).holds
+    assert load_verdicts._climbs(loads((1.0, 1e6), (0.9, 2e6), (0.6, 1.9e6))).holds
+    assert not load_verdicts._climbs(loads((1.0, 1e6), (0.9, 2e6), (0.6, 1e6))).holds
 
 
 @pytest.mark.parametrize(("literal", "holds"), [(0.5, True), (0.99, False)])
 def test_the_literal_reading_collapses_only_if_it_does(literal: float, holds: bool) -> None:
     rows = [setting(4, 0.03, 1.0, 0.1, reading) for reading in READINGS if reading != "literal-no-probe"]
-    claim = region_verdicts._literal([*rows, setting(4, 0.03, literal, 0.1, "literal-no-probe")])
+    claim = fanout_verdicts._literal([*rows, setting(4, 0.03, literal, 0.1, "literal-no-probe")])
     assert claim.holds is holds and ("does not collapse" in claim.why) is not holds and "fanout of 1" not in claim.why
 
 
@@ -192,24 +195,24 @@ def test_the_view_rule_sets_the_tail_only_if_it_does(paper: float, probed: float
     rows = [setting(4, 0.03, 1.0, late, reading) for reading, late in latency.items()]
     for row in rows:
         row.update(in_degree_sd=3.0 if row["reading"] == "aged-views" else uneven, unknown=0.0)
-    claim = region_verdicts._views(rows)
+    claim = fanout_verdicts._views(rows)
     assert claim.holds is holds and bool(claim.why) is not holds
     assert "nobody's view" not in claim.why, "no reason that the data does not show"
     rows[-1]["unknown"] = 3.0
-    assert ("nobody's view" in region_verdicts._views(rows).why) is (probed >= 0.15)
+    assert ("nobody's view" in fanout_verdicts._views(rows).why) is (probed >= 0.15)
 
 
 def test_what_a_slow_proxy_suffers_from_is_said_where_the_data_show_it() -> None:
     shares = {"literal-no-probe": 0.5, "own-fanout-no-probe": 0.8, "own-fanout": 0.2}
     rows = [setting(4, 0.03, shares.get(reading, 1.0), 0.1, reading) for reading in READINGS]
-    claim = region_verdicts._literal(rows)
+    claim = fanout_verdicts._literal(rows)
     assert not claim.holds and "helps and does not mend it" in claim.why and "probe makes it worse" in claim.why
     assert UNEXPLAINED in claim.why and "because" not in claim.why, "its uplink is not full"
     full = [{**row, "proxy_uplink": 131e6} for row in rows]
-    assert "1048 Mb/s are wanted of 1000" in region_verdicts._literal(full).why
-    assert UNEXPLAINED not in region_verdicts._literal(full).why
+    assert "1048 Mb/s are wanted of 1000" in fanout_verdicts._literal(full).why
+    assert UNEXPLAINED not in fanout_verdicts._literal(full).why
     rows = [{**row, "goodput": 5e5} if row["reading"] == "own-fanout-no-probe" else row for row in rows]
-    assert "does not help" in region_verdicts._literal(rows).why
+    assert "does not help" in fanout_verdicts._literal(rows).why
 
 
 def test_old_views_come_from_gossip_by_the_rule_of_the_reading() -> None:
@@ -229,23 +232,23 @@ def test_who_is_late_but_keeps_up_is_not_saturated() -> None:
         patch.setattr(region_load, "DRIVEN", 1.5)
         rows = region_load.measure(plan)
     for row in rows:
-        assert not region_verdicts.saturated(row) and 0.3 < row["latency_mean"] < 0.5
+        assert not fanout_verdicts.saturated(row) and 0.3 < row["latency_mean"] < 0.5
         assert row["unfinished"] > 0
 
 
 def test_the_buffers_are_as_large_as_the_experiment_says() -> None:
-    assert region_load.scenario(10, seconds=1.0).protocol.recv_rows == 432_000
-    assert region_load.scenario(10, rate=1000.0, seconds=1.0).protocol.recv_rows == region_load.FEWEST
+    assert region_load.scenario(10, seconds=1.0).fabric.settings.recv_rows == 432_000
+    assert region_load.scenario(10, rate=1000.0, seconds=1.0).fabric.settings.recv_rows == region_load.FEWEST
 
 
 def test_runs_are_alike_only_if_all_settings_are() -> None:
     rows = [setting(4, 0.03, 1.0, 0.1), setting(4, 0.3, 1.0, 0.1)]
-    assert region_verdicts._variance(rows).holds
+    assert fanout_verdicts._variance(rows).holds
     rows[0]["sd"] = 5e5
-    claim = region_verdicts._variance(rows)
+    claim = fanout_verdicts._variance(rows)
     assert not claim.holds and not claim.why
     rows[0]["kept"] = 0.5
-    claim = region_verdicts._variance(rows)
+    claim = fanout_verdicts._variance(rows)
     assert not claim.holds and "elsewhere at most 1.0%" in claim.why
 
 
@@ -254,9 +257,9 @@ def test_latency_counts_below_saturation_only() -> None:
         {**setting(4, 0.03, share, latency), "load": load, "latency_max": latency}
         for load, share, latency in ((1 / 6, 1.0, 0.1), (0.5, 1.0, 0.2), (11 / 6, 0.6, 2.0))
     ]
-    assert region_verdicts._below(loads, "quick").holds
+    assert load_verdicts._below(loads, "quick").holds
     loads[1]["latency"] = 0.35
-    assert not region_verdicts._below(loads, "quick").holds
+    assert not load_verdicts._below(loads, "quick").holds
 
 
 @pytest.mark.parametrize(
@@ -276,7 +279,7 @@ def test_some_fanouts_overload_only_if_others_do_less(
         for fanout, shares in ((4, four), (8, eight))
         for load, share in zip((7 / 6, 11 / 6), shares, strict=True)
     ]
-    claim = region_verdicts._overload(loads)
+    claim = load_verdicts._overload(loads)
     assert (claim.holds, claim.why) == (holds, why)
 
 
@@ -287,15 +290,15 @@ def test_an_origin_without_batches_has_no_place_in_the_figures() -> None:
         for origin in region_load.NAMES
     ]
     axes = Figure().subplots()
-    region_verdicts.paint_latency(rows, axes)
+    load_verdicts.paint_latency(rows, axes)
     assert [list(line.get_xdata()) for line in axes.get_lines()[:1]] == [[0.5]]
-    region_verdicts.paint_fanout_latency(rows, Figure().subplots())
-    assert region_verdicts._alike([{**row, "load": 0.5} for row in rows]).holds
+    fanout_verdicts.paint_fanout_latency(rows, Figure().subplots())
+    assert load_verdicts._alike([{**row, "load": 0.5} for row in rows]).holds
 
 
 def test_the_figure_by_shuffle_time_says_what_the_paper_does() -> None:
     axes = Figure().subplots()
-    region_verdicts.paint_shuffle([setting(4, 0.03, 1.0, 0.1), setting(4, 0.3, 1.0, 0.1)], axes)
+    fanout_verdicts.paint_shuffle([setting(4, 0.03, 1.0, 0.1), setting(4, 0.3, 1.0, 0.1)], axes)
     assert "better in the paper" in [text.get_text() for text in axes.texts]
 
 
@@ -314,5 +317,5 @@ def test_a_small_fanout_hurts_with_the_probe_and_without_and_the_probe_is_named_
 ) -> None:
     rows = [setting(2, 0.03, 1.0, 0.14), setting(2, 0.3, *product), setting(2, 0.03, 1.0, 0.15, NO_PROBE)]
     rows.append(setting(2, 0.3, *without, NO_PROBE))
-    claim = region_verdicts._small(rows, "quick")
+    claim = fanout_verdicts._small(rows, "quick")
     assert claim.holds is holds and why in claim.why and bool(claim.why) is bool(why)

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -18,13 +18,13 @@ from tidings.net.journal import Journal, Start
 from tidings.net.loop import loop_factory
 from tidings.net.names import Address
 from tidings.net.shape import Wan
-from tidings.protocols.catalog import StreamDef
-from tidings.protocols.client import Client, ClientSettings
-from tidings.protocols.configuration import Configuration, ConfigurationSettings
 from tidings.protocols.kernel import Effects, Expired, Input, Message, Received, Report, Send, SetTimer, Timer
-from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import Proxy, ProxySettings
-from tidings.protocols.publishing import Publisher, PublishSettings
+from tidings.protocols.nodes.client import Client, ClientSettings
+from tidings.protocols.nodes.replica import Replica, ReplicaSettings
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.configuration import Configuration, ConfigurationSettings
+from tidings.protocols.services.catalog import StreamDef
+from tidings.protocols.services.publishing import Publisher, PublishSettings
 from tidings.store import Store
 
 T = TypeVar("T")
@@ -50,6 +50,8 @@ async def until(condition: Callable[[], Any], what: str = "", deadline: float = 
 
 class Ping(Message, frozen=True, gc=False):
     """Answered with a `Pong` of the same number."""
+
+    from_clients: ClassVar[bool] = True
 
     number: int
 
@@ -101,7 +103,7 @@ PINGS = Codec((Ping, Pong))
 
 
 def ping_host(node: str, machine: Pinger, directory: dict[str, Address], **options: Any) -> Host:
-    return Host(node, machine, directory, codec=PINGS, from_clients=frozenset({Ping}), **options)
+    return Host(node, machine, directory, codec=PINGS, **options)
 
 
 # --- a region of the real protocols -----------------------------------------------------------------------
@@ -113,16 +115,16 @@ class Recipe(msgspec.Struct, frozen=True):
     node: str
     region: str
     streams: tuple[StreamDef, ...]
-    peers: dict[str, Membership]
+    peers: dict[str, ChainConfig]
     seed: str
 
-    def replica(self, entries: list[Any]) -> Proxy:
+    def replica(self, entries: list[Any]) -> Replica:
         service = f"{self.region}/config"
         rng = random.Random(self.seed)
-        return Proxy(self.node, self.region, service, self.streams, self.peers, ProxySettings(), entries, rng)
+        return Replica(self.node, self.region, service, self.streams, self.peers, ReplicaSettings(), entries, rng)
 
 
-def remake(start: Start, entries: list[Any]) -> Proxy:
+def remake(start: Start, entries: list[Any]) -> Replica:
     return msgspec.msgpack.decode(start.params, type=Recipe).replica(entries)
 
 
@@ -138,7 +140,7 @@ class Cluster:
         self.stores: dict[str, MemoryStore | Store] = {}
         names = [f"r{at}" for at in range(regions)]
         self.streams = tuple([StreamDef(f"s{at}", name, "none", 0, at) for at, name in enumerate(names)])
-        self.memberships = {name: Membership(name, 1, tuple(f"{name}/p{at}" for at in range(3))) for name in names}
+        self.memberships = {name: ChainConfig(name, 1, tuple(f"{name}/p{at}" for at in range(3))) for name in names}
         self.delivered: dict[str, list[Any]] = {}
         self.lives: dict[str, int] = {}
 

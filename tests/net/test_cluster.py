@@ -9,7 +9,7 @@ import pytest
 from net.rig import Cluster, batch, remake, run, until
 from tidings.net.journal import replay
 from tidings.net.shape import us
-from tidings.protocols.publishing import Acked, Post
+from tidings.protocols.services.publishing import Acked, Post
 
 SIZES = (1, 3, 64, 65, 1000, 5000)
 """Batches small enough for lists and large enough for columns and for frames that need memory of their own."""

@@ -21,34 +21,29 @@ from tidings.core.ids import NEVER
 from tidings.core.lens import Lens
 from tidings.core.rows import NO_ROWS, ArrowRows, CountedRows, Origin, Rows, before_rows, data_rows
 from tidings.core.span import Span
-from tidings.net.codec import COMMANDS, ENTRIES, FORMS, FROM_CLIENTS, JOURNAL, MESSAGES, TIMERS, WIRE, Codec, tag_of
+from tidings.net.codec import ENTRIES, JOURNAL, WIRE, Codec, below, form_of, tag_of
 from tidings.net.frames import NO_BODY, FrameError, FrameReader
+from tidings.protocols.brokers.messages import Feed
+from tidings.protocols.fabrics.family import FabricChoice, choose
 from tidings.protocols.kernel import Command, Message, Timer
-from tidings.protocols.log import DiskEntry, Record
-from tidings.protocols.membership import Membership
-from tidings.protocols.messages import Answer, Know, Offer, Want
-from tidings.protocols.publishing import NotHead, Publish
-from tidings.protocols.sinks import SinkBatch
-from tidings.protocols.subscriptions import Feed
+from tidings.protocols.messages import Know, Offer, Want
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.log import Record
+from tidings.protocols.services.publishing import NotHead, Publish
+from tidings.protocols.services.sinks import SinkBatch
 
-PROTOCOLS = [
-    importlib.import_module(f"tidings.protocols.{each.name}") for each in pkgutil.iter_modules(protocols.__path__)
-]
+for each in pkgutil.walk_packages(protocols.__path__, "tidings.protocols."):
+    importlib.import_module(each.name)
 
 
-def subclasses(kind: type) -> set[type]:
+def protocol_classes(base: type) -> list[type]:
     """All classes below one that the protocols define."""
-    below = {each for child in kind.__subclasses__() for each in (child, *subclasses(child))}
-    return {each for each in below if each.__module__.startswith("tidings.protocols.")}
+    found = {kind for kind in below(base) if kind.__module__.startswith("tidings.protocols.")}
+    return sorted(found, key=lambda kind: kind.__name__)
 
 
-def test_every_message_timer_command_and_disk_entry_is_registered() -> None:
-    assert PROTOCOLS
-    assert subclasses(Message) - set(MESSAGES) == set()
-    assert subclasses(Timer) - set(TIMERS) == set()
-    assert subclasses(Command) - set(COMMANDS) == set()
-    assert set(get_args(DiskEntry)) - set(ENTRIES) == set()
-    assert set(MESSAGES) >= FROM_CLIENTS
+MESSAGES = protocol_classes(Message)
+KINDS = [*MESSAGES, *protocol_classes(Timer), *protocol_classes(Command), *ENTRIES]
 
 
 def carries_rows(hint: Any) -> bool:
@@ -57,9 +52,15 @@ def carries_rows(hint: Any) -> bool:
     return any(carries_rows(each) for each in get_args(hint))
 
 
-@pytest.mark.parametrize("kind", sorted(JOURNAL.kinds, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
-def test_whatever_carries_rows_has_a_form_for_them(kind: type) -> None:
-    assert any(carries_rows(hint) for hint in get_type_hints(kind).values()) == (kind in {form.kind for form in FORMS})
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_whatever_carries_rows_has_a_body_for_them(kind: type) -> None:
+    fields = msgspec.structs.fields(kind)
+    assert any(carries_rows(field.type) for field in fields) == (form_of(kind).pack is not None)
+
+
+def test_no_two_messages_have_one_name() -> None:
+    names = [kind.__name__ for kind in KINDS]
+    assert sorted(set(names)) == sorted(names)
 
 
 # --- round trips ----------------------------------------------------------------------------------------
@@ -105,14 +106,15 @@ def knowledge(draw: st.DrawFn, stream: str) -> tuple[Span, ...]:
 
 
 memberships = st.builds(
-    Membership,
+    ChainConfig,
     region=names,
     epoch=numbers,
     replicas=st.lists(names, min_size=1, max_size=4, unique=True).map(tuple),
     joining=st.none() | names,
 )
 st.register_type_strategy(Span, spans())
-st.register_type_strategy(Membership, memberships)
+st.register_type_strategy(FabricChoice, st.builds(choose, st.just("pull"), fanout=st.integers(1, 9)))
+st.register_type_strategy(ChainConfig, memberships)
 said = st.text(min_size=1, max_size=12)
 sink_batches = st.builds(SinkBatch, said, said, said, numbers, numbers, st.booleans(), st.booleans())
 st.register_type_strategy(SinkBatch, sink_batches)
@@ -137,7 +139,11 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*[strategy(each) for each in inside])
     if origin is dict:
         return st.dictionaries(strategy(inside[0]), strategy(inside[1]), max_size=3)
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and hint not in (Span, Membership, SinkBatch):
+    if (
+        isinstance(hint, type)
+        and issubclass(hint, msgspec.Struct)
+        and hint not in (Span, ChainConfig, SinkBatch, FabricChoice)
+    ):
         return values(hint)
     return st.from_type(hint)
 
@@ -167,9 +173,9 @@ def sent_over(codec: Codec, value: Any) -> Any:
     return out[0]
 
 
-@pytest.mark.parametrize("kind", sorted(JOURNAL.kinds, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_value_comes_back_the_same(kind: type) -> None:
-    codec = WIRE if kind in WIRE.kinds else JOURNAL
+    codec = WIRE if kind in MESSAGES else JOURNAL
 
     @given(strategy(kind))
     @settings(max_examples=25, deadline=None)
@@ -277,9 +283,9 @@ def test_random_headers_never_raise_anything_else(junk: bytes, body: bytes, tag:
 samples = st.sampled_from(
     [
         Know("s", (Span.of("s", 1, data_rows(1, [b"k"] * 80, [b"v" * 9] * 80)),), 81),
-        Answer(Span.of("s", 1, data_rows(1, [b"k"], [b"v"]))),
+        Feed(1, 1, (Span.of("s", 1, data_rows(1, [b"k"], [b"v"])),), 2),
         Publish("s", "p", 1, 1, data_rows(1, None, [b"%d" % at for at in range(100)])),
-        NotHead(Membership("r", 1, ("a", "b"))),
+        NotHead(ChainConfig("r", 1, ("a", "b"))),
     ]
 )
 
@@ -295,6 +301,6 @@ def test_damaged_messages_decode_or_are_a_typed_error(message: Message, data: st
         WIRE.decode(bytes(whole[: len(made)]), memoryview(bytes(whole[len(made) :])))
 
 
-def test_a_class_nobody_registered_is_refused_by_name() -> None:
-    with pytest.raises(BadInput, match="Membership has no encoding"):
-        WIRE.encode(Membership("r", 1, ("a",)))
+def test_a_value_that_is_no_message_is_refused_by_name() -> None:
+    with pytest.raises(BadInput, match="ChainConfig has no encoding"):
+        WIRE.encode(ChainConfig("r", 1, ("a",)))

@@ -18,7 +18,7 @@ from tidings.net.frames import PREFIX, FrameError, Outgoing, frame
 from tidings.net.host import HostSettings, MachineFailed, Overloaded
 from tidings.net.link import Hello, LinkSettings, Peer, explain, introduce
 from tidings.net.names import Address
-from tidings.net.shape import DelayLine, Path, Wan, us
+from tidings.net.shape import DelayLine, ShapedPath, Wan, us
 from tidings.protocols.kernel import Command, Received, Send
 
 HELLO = Hello("c", "r0", "tidings", "client")
@@ -465,8 +465,8 @@ async def two_regions(wan: Wan) -> tuple[Any, Any, Pinger, Pinger]:
 def test_frames_take_the_latency_of_their_path_and_keep_their_order() -> None:
     async def main() -> None:
         wan = Wan()
-        wan.connect("r0", "r1", Path(latency=0.05, jitter=0.02), one_way=True)
-        wan.connect("r1", "r0", Path(latency=0.03), one_way=True)
+        wan.connect("r0", "r1", ShapedPath(latency=0.05, jitter=0.02), one_way=True)
+        wan.connect("r1", "r0", ShapedPath(latency=0.03), one_way=True)
         a, b, pinger, quiet = await two_regions(wan)
         loop = asyncio.get_running_loop()
         await until(lambda: "b" in a.links and a.links["b"].peer)
@@ -485,7 +485,7 @@ def test_frames_take_the_latency_of_their_path_and_keep_their_order() -> None:
 def test_a_cut_destroys_what_is_on_the_way_and_heals() -> None:
     async def main() -> None:
         wan = Wan()
-        wan.connect("r0", "r1", Path(latency=0.02))
+        wan.connect("r0", "r1", ShapedPath(latency=0.02))
         a, b, pinger, quiet = await two_regions(wan)
         await until(lambda: len(pinger.pongs) > 5)
         link = a.links["b"].peer
@@ -526,7 +526,7 @@ def test_bandwidth_spaces_frames_out() -> None:
     async def main() -> None:
         counters: dict[str, float] = {"shape_full": 0, "shape_lost": 0}
         wan = Wan()
-        wan.connect("a", "b", Path(bandwidth=8e6))  # a byte per microsecond
+        wan.connect("a", "b", ShapedPath(bandwidth=8e6))  # a byte per microsecond
         came: list[float] = []
         loop = asyncio.get_running_loop()
         line = DelayLine(wan.way("a", "b"), lambda outgoing: came.append(loop.time()), counters, limit=50_000)

@@ -8,8 +8,8 @@ from net.rig import Ping, Pinger, ping_host, run, until
 from tidings.net.host import HostSettings
 from tidings.net.link import LinkSettings
 from tidings.net.names import make_id
+from tidings.protocols.brokers.subscriber import Lost
 from tidings.protocols.kernel import Effects, Input, Send
-from tidings.protocols.subscriptions import Lost
 
 
 class Listener(Pinger):

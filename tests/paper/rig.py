@@ -14,9 +14,6 @@ from tidings.core.history import History
 from tidings.core.ids import NodeId
 from tidings.core.rows import CountedRows
 from tidings.core.span import Span
-from tidings.protocols.catalog import StreamDef
-from tidings.protocols.chain import BeatTick, Chain, ChainSettings, Committed, RetryTick
-from tidings.protocols.configuration import Configuration, ConfigurationSettings, Current, SweepTick
 from tidings.protocols.kernel import (
     Deliver,
     Effects,
@@ -32,10 +29,13 @@ from tidings.protocols.kernel import (
     Timer,
     singly,
 )
-from tidings.protocols.log import Log, Lsn
-from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import Proxy, ProxySettings
-from tidings.protocols.publishing import OpenSession, Publish, SessionOpened
+from tidings.protocols.nodes.replica import Replica, ReplicaSettings
+from tidings.protocols.replication.chain import BeatTick, Chain, ChainSettings, Committed, RetryTick
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.configuration import Configuration, ConfigurationSettings, Current, SweepTick
+from tidings.protocols.replication.log import Log, Lsn
+from tidings.protocols.services.catalog import StreamDef
+from tidings.protocols.services.publishing import OpenSession, Publish, SessionOpened
 
 M = TypeVar("M", bound=Message)
 
@@ -158,7 +158,7 @@ class ChainRig(Rig):
         super().__init__()
         self.settings = settings or ChainSettings()
         self._nonce = 0
-        initial = Membership("r", 1, tuple(members))
+        initial = ChainConfig("r", 1, tuple(members))
         self.add("config", lambda durable: Configuration(initial, ConfigurationSettings(), durable))
         for replica in members + outside:
             self.add(replica, lambda durable, me=replica: self._chain(me, durable))  # type: ignore[misc]
@@ -175,7 +175,7 @@ class ChainRig(Rig):
         return machine
 
     @property
-    def membership(self) -> Membership:
+    def membership(self) -> ChainConfig:
         """The configuration in force."""
         service = self.machines["config"]
         assert isinstance(service, Configuration)
@@ -231,9 +231,9 @@ class Owner:
     def __init__(self, replicas: tuple[str, ...] = ("y0",)) -> None:
         streams = [StreamDef("s", "y", counted=10), StreamDef("far", "x", counted=10)]
         self.rig = Rig()
-        self.proxy = Proxy("y0", "y", "config", streams, {}, ProxySettings(), [], random.Random(1))
+        self.proxy = Replica("y0", "y", "config", streams, {}, ReplicaSettings(), [], random.Random(1))
         self.rig.add("y0", lambda durable: self.proxy)
-        self.rig.tell("y0", Received("config", Current(Membership("y", 1, replicas), self.proxy.chain.nonce)))
+        self.rig.tell("y0", Received("config", Current(ChainConfig("y", 1, replicas), self.proxy.chain.nonce)))
         self.session = 0
         self.hears(OpenSession("p", 7))
         for message in self.sync():

@@ -5,11 +5,21 @@ from __future__ import annotations
 import pytest
 
 from paper.rig import ChainRig, Letter
-from tidings.protocols.chain import Ack, Append, ChainSettings, Compare, Compared, Fetch, Install, NextPiece, RetryTick
-from tidings.protocols.configuration import Beat, Current, Promote, SweepTick
 from tidings.protocols.kernel import Message, Persist, Received, Send
-from tidings.protocols.log import CutBack, Logged
-from tidings.protocols.membership import Membership
+from tidings.protocols.replication.chain import (
+    Append,
+    ChainAck,
+    ChainSettings,
+    Compare,
+    Compared,
+    Fetch,
+    Install,
+    NextPiece,
+    RetryTick,
+)
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.configuration import Beat, Current, Promote, SweepTick
+from tidings.protocols.replication.log import CutBack, Logged
 
 # --- A1.40: the chain ---------------------------------------------------------------------------------------
 
@@ -37,8 +47,8 @@ def test_a1_40_an_event_is_committed_when_the_tail_has_it_and_the_acknowledgemen
     assert [rig.committed(node) for node in "ABC"] == [[], [], []]
     rig.sync("C")
     assert [rig.committed(node) for node in "ABC"] == [[], [], [1]]
-    assert rig.deliver() == [Letter("C", "B", Ack(1, 1))]
-    assert rig.deliver() == [Letter("B", "A", Ack(1, 1))]
+    assert rig.deliver() == [Letter("C", "B", ChainAck(1, 1))]
+    assert rig.deliver() == [Letter("B", "A", ChainAck(1, 1))]
     assert [rig.committed(node) for node in "ABC"] == [[1], [1], [1]]
 
 
@@ -89,10 +99,10 @@ def test_a1_41_the_predecessor_of_a_removed_replica_retransmits_missing_events_t
 def test_a1_41_the_new_tail_has_everything_the_old_tail_had_and_commits_what_it_holds() -> None:
     rig = ChainRig("ABC")
     rig.append("A", 4)
-    rig.settle(hold=(Ack,))
+    rig.settle(hold=(ChainAck,))
     assert [rig.committed(node) for node in "ABC"] == [[], [], [1, 2, 3, 4]]
     rig.crash("C")
-    rig.take(Ack)
+    rig.take(ChainAck)
     rig.silence("AB")
     assert rig.membership.tail == "B"
     assert rig.committed("B") == rig.committed("A") == [1, 2, 3, 4]
@@ -134,7 +144,7 @@ def test_a1_41_a_removed_replica_voids_what_it_does_not_know_to_be_committed() -
     rig.deliver(Current, dst="B")
     rig.beat("A")
     rig.deliver(Beat)
-    rejoins = Membership(rig.membership.region, rig.membership.epoch + 1, ("B",), "A")
+    rejoins = ChainConfig(rig.membership.region, rig.membership.epoch + 1, ("B",), "A")
     effects = rig.tell("A", Received("config", Current(rejoins)))
     assert [effect.record for effect in effects if isinstance(effect, Persist)] == [CutBack(1, rejoins.epoch)]
     assert rig.logs("A", "B") == [1, 1]
@@ -246,8 +256,8 @@ def test_a1_42_a_newcomer_that_lacks_committed_events_is_not_made_the_tail() -> 
     rig = ChainRig("AB", "N")
     rig.append("A", 20)
     rig.settle()
-    rig.join("N", hold=(Ack,))
-    late = rig.take(Ack, src="N")
+    rig.join("N", hold=(ChainAck,))
+    late = rig.take(ChainAck, src="N")
     rig.append("A", 5)
     rig.settle(hold=(Install, NextPiece), frozen="N")
     assert rig.chain("B").log.committed == 25
@@ -303,8 +313,8 @@ def test_a1_42_a_newcomer_is_not_made_the_tail_on_the_strength_of_a_request() ->
     rig = ChainRig("AB", "N")
     rig.append("A", 20)
     rig.settle()
-    rig.join("N", hold=(Ack, Promote))
-    late = rig.take(Ack, src="N")[-1:]
+    rig.join("N", hold=(ChainAck, Promote))
+    late = rig.take(ChainAck, src="N")[-1:]
     rig.append("A", 5)
     rig.settle(hold=(Append,))
     for _ in range(9):  # 21..25 are committed by A and B; what B sends to N stays on the wire
@@ -346,7 +356,7 @@ def test_a1_42_a_snapshot_goes_on_when_the_tail_restarts_between_two_pieces() ->
     assert rig.membership.tail == "N" and rig.chain("N").log.committed == 10
 
 
-JOINING = (Fetch, Install, NextPiece, Append, Ack)
+JOINING = (Fetch, Install, NextPiece, Append, ChainAck)
 
 
 def under_load(settings: ChainSettings, per_message: int, steps: int = 60) -> ChainRig:
@@ -422,7 +432,7 @@ def test_a1_42_a_replica_recovers_from_a_disk_on_which_records_follow_a_snapshot
     rig.silence("AB")
     for _ in range(4):
         rig.append("A")
-        rig.settle(hold=(Ack,))
+        rig.settle(hold=(ChainAck,))
     rig.wire = rig.wire[-1:]  # A commits these four at once, and so keeps more records than B
     for _ in range(2):
         rig.settle()
@@ -447,7 +457,7 @@ def test_a1_42_a_replica_recovers_from_a_disk_on_which_records_follow_a_snapshot
 def test_e12_an_acknowledgement_of_what_was_never_sent_is_ignored() -> None:
     rig = ChainRig("AB")
     rig.append("A")
-    effects = rig.tell("A", Received("B", Ack(1, 5)))
+    effects = rig.tell("A", Received("B", ChainAck(1, 5)))
     assert not [effect for effect in effects if isinstance(effect, Send)]
     assert rig.committed("A") == []
 
@@ -499,7 +509,7 @@ def test_a_head_with_its_own_disk_takes_its_place_as_soon_as_its_successor_has_a
     rig.take(Append)
     rig.restart("A")
     rig.settle()
-    assert rig.chain("A").is_head and rig.membership == Membership("r", 1, ("A", "B", "C"))
+    assert rig.chain("A").is_head and rig.membership == ChainConfig("r", 1, ("A", "B", "C"))
     assert rig.committed("C") == [1, 2, 3, 4, 5]
 
 
@@ -639,7 +649,7 @@ def joined_by_snapshot(*, hold: tuple[type[Message], ...] = ()) -> ChainRig:
 @pytest.mark.parametrize("stopped", ["A", "AN"])
 def test_a_chain_of_one_goes_on_when_its_newcomer_has_only_a_snapshot_of_the_last_record(stopped: str) -> None:
     """Nobody else could take A's place, so if it resigned for no reason its chain would stand still for good."""
-    rig = joined_by_snapshot(hold=(Ack,))
+    rig = joined_by_snapshot(hold=(ChainAck,))
     assert rig.membership.joining == "N"
     rig.crash(*stopped)
     rig.wire.clear()
@@ -656,7 +666,7 @@ def test_a_head_keeps_its_place_when_its_successor_has_only_a_snapshot_of_the_la
     rig.crash("A")
     rig.restart("A")
     rig.settle()
-    assert rig.chain("A").is_head and rig.membership == Membership("r", 3, ("A", "N"))
+    assert rig.chain("A").is_head and rig.membership == ChainConfig("r", 3, ("A", "N"))
 
 
 def test_a_voided_record_is_found_out_by_a_neighbour_that_has_only_a_snapshot() -> None:

@@ -15,13 +15,13 @@ from tidings.core.history import History
 from tidings.core.ids import NodeId
 from tidings.core.rows import NO_ROWS, CountedRows
 from tidings.core.span import Span
+from tidings.protocols.fabrics.pull import FallbackTick, PullMember, PullSettings, PullSource, ShuffleTick
+from tidings.protocols.fabrics.views import GossipTick, View, Views, ViewsSettings
 from tidings.protocols.kernel import Deliver, Effects, Expired, Message, Received, Report, Send, SetTimer, singly
-from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Know, Offer, Want
-from tidings.protocols.pull import FallbackTick, PullClient, PullProxy, PullSettings, ShuffleTick
-from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
+from tidings.protocols.replication.chain_config import ChainConfig
 
-CHAIN = Membership("r", 1, ("head", "proxy"))
+CHAIN = ChainConfig("r", 1, ("head", "proxy"))
 SIZE = 10
 
 
@@ -120,7 +120,7 @@ def test_a1_28d_new_clients_start_with_a_view_consisting_of_only_the_proxy() -> 
 # --- dissemination: the transitions of figure 3 --------------------------------------------------------------
 
 
-class Client(PullClient):
+class Client(PullMember):
     """A client "me" whose active neighbours are a and b."""
 
     def __init__(self, **settings: float) -> None:
@@ -226,7 +226,7 @@ def test_a1_38_a_proxy_is_asked_for_any_stream_it_stores_not_only_for_its_own() 
     rows = CountedRows(1, 4, SIZE)
     histories["foreign"].accept(Span.of("foreign", 1, rows))
     views = Views("proxy", "r", ViewsSettings(), random.Random(1), CHAIN, replica=True)
-    proxy = PullProxy("proxy", PullSettings(), views, random.Random(1), histories)
+    proxy = PullSource("proxy", PullSettings(), views, random.Random(1), histories)
     answer = proxy.handle(0.0, Received("c", Want("foreign", 1, 4)))
     assert answer == [Send("c", Know("foreign", (Span("foreign", 1, 4, 4, rows),), 4))]
 
@@ -255,7 +255,7 @@ def test_a1_35_only_f_neighbours_are_notified_and_the_subset_is_changed_at_every
     views = Views("me", "r", ViewsSettings(size=9), random.Random(1), CHAIN)
     others = tuple((name, 0) for name in "abcdefghi")
     views.handle(0.0, Received("a", View(others, CHAIN, reply_wanted=False)))
-    client = PullClient("me", PullSettings(fanout=2), views, random.Random(1), {})
+    client = PullMember("me", PullSettings(fanout=2), views, random.Random(1), {})
     client.start(0.0)
     drawn = set()
     for generation in range(1, 30):

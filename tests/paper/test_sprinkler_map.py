@@ -11,7 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "papers" / "sprinkler.md").read_text()
 MODULES = [
-    *(f"tidings.protocols.{path.stem}" for path in sorted((ROOT / "src/tidings/protocols").glob("*.py"))),
+    *(
+        ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        for path in sorted((ROOT / "src/tidings/protocols").rglob("*.py"))
+    ),
     *(f"tidings.core.{name}" for name in ("history", "span", "gc")),
 ]
 SYMBOLS = {name: value for module in MODULES for name, value in vars(importlib.import_module(module)).items()}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from paper.rig import Owner
 from tidings.core.rows import CountedRows, data_rows
-from tidings.protocols.catalog import Define, StreamDef
 from tidings.protocols.kernel import Deliver, Received, Send
-from tidings.protocols.membership import Membership
-from tidings.protocols.publishing import (
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.services.catalog import Define, StreamDef
+from tidings.protocols.services.publishing import (
     PUBLISHERS,
     Acked,
     NotHead,
@@ -65,7 +65,7 @@ def test_a1_4_two_publishes_of_one_client_keep_their_order_whatever_overtakes() 
 
 def test_a1_41_who_publishes_to_a_replica_that_is_not_the_head_is_told_who_is() -> None:
     owner = Owner(replicas=("y1", "y0"))
-    assert owner.publish(1, 1) == [NotHead(Membership("y", 1, ("y1", "y0")))]
+    assert owner.publish(1, 1) == [NotHead(ChainConfig("y", 1, ("y1", "y0")))]
 
 
 def test_a1_1_a_new_session_of_a_publisher_fences_the_older_one() -> None:
@@ -112,7 +112,7 @@ def test_a1_41_a_head_that_can_commit_nothing_keeps_no_publisher() -> None:
 
 def test_a1_1_an_event_is_acknowledged_only_once_it_is_published_whatever_empty_batches_are_posted() -> None:
     owner = Owner()
-    publisher = Publisher("p", Membership("y", 1, ("y0",)), PublishSettings(), 7)
+    publisher = Publisher("p", ChainConfig("y", 1, ("y0",)), PublishSettings(), 7)
     publisher.handle(0.0, Received("y0", SessionOpened(7, owner.session)))
     sent = [*publisher.handle(0.0, Post("s", CountedRows(1, 1, 10)))]
     publisher.handle(0.0, Post("s", CountedRows(1, 2, 10)))  # lost on its way
@@ -134,8 +134,9 @@ def test_a1_1_a_refused_batch_is_not_published_by_a_late_copy_that_would_fit_by_
     assert [*owner.publish(1, 1, "new"), *owner.sync()] == [Rejected(owner.session, 1, "stream")]
     owner.hears(Define(1, "create", StreamDef("new", "y", counted=10)))
     owner.sync()
-    assert [*owner.publish(1, 1, "new"), *owner.sync()] == [Rejected(owner.session, 1, "stream")]
-    assert owner.proxy.log.histories["new"].horizon == 1
+    new = owner.proxy.table.catalog.names["new"].id
+    assert [*owner.publish(1, 1, new), *owner.sync()] == [Rejected(owner.session, 1, "stream")]
+    assert owner.proxy.log.histories[new].horizon == 1
 
 
 def test_a1_1_a_batch_is_refused_only_once_that_is_remembered() -> None:

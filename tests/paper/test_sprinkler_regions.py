@@ -14,24 +14,25 @@ from paper.rig import Rig
 from tidings.core.history import History
 from tidings.core.rows import CountedRows
 from tidings.core.span import Span
-from tidings.protocols.catalog import StreamDef
-from tidings.protocols.configuration import Beat, Current
-from tidings.protocols.interregion import (
+from tidings.protocols.credit import CreditWindow
+from tidings.protocols.kernel import Deliver, Effect, Effects, Message, Received, Report, Send, SetTimer
+from tidings.protocols.messages import Done, Know
+from tidings.protocols.nodes.replica import Replica, ReplicaSettings
+from tidings.protocols.regions.interregion import (
     Advertise,
     AdvertiseTick,
     Arrived,
     InterRegion,
     InterRegionSettings,
+    RemoteSubscriber,
     Solicit,
     Subscribe,
-    Subscription,
     Unsubscribe,
 )
-from tidings.protocols.kernel import Deliver, Effect, Effects, Message, Received, Report, Send, SetTimer
-from tidings.protocols.membership import Membership
-from tidings.protocols.messages import Done, Know
-from tidings.protocols.proxy import Proxy, ProxySettings
-from tidings.protocols.publishing import OpenSession, Publish, SessionOpened
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.configuration import Beat, Current
+from tidings.protocols.services.catalog import StreamDef
+from tidings.protocols.services.publishing import OpenSession, Publish, SessionOpened
 
 SIZE = 10
 REGIONS = {"w": ("w0",), "x": ("x0", "x1"), "y": ("y0",), "z": ("z0",)}
@@ -41,9 +42,9 @@ def span(lo: int, hi: int) -> Span:
     return Span.of("s", lo, CountedRows(lo, hi, SIZE))
 
 
-def know(lo: int, hi: int, asof: int | None = None, owner: str = "y") -> Know:
+def know(lo: int, hi: int, asof: int | None = None) -> Know:
     rows = CountedRows(lo, hi, SIZE)
-    return Know("s", (Span("s", lo, hi, lo if asof is None else asof, rows),), hi, owner)
+    return Know("s", (Span("s", lo, hi, lo if asof is None else asof, rows),), hi)
 
 
 class Region(InterRegion):
@@ -55,11 +56,11 @@ class Region(InterRegion):
             histories["s"].accept(span(1, own))
         self.own = own
         self.full = False
-        peers = {name: Membership(name, 1, REGIONS[name]) for name in ("w", "x", "y")}
+        peers = {name: ChainConfig(name, 1, REGIONS[name]) for name in ("w", "x", "y")}
         chosen = InterRegionSettings(**settings)  # type: ignore[arg-type]
         owners = {"s": "y", "t": "z"}
         super().__init__("z0", "z", histories, owners, peers, self._progress, lambda: self.full, chosen)
-        self.reconfigure(0.0, Membership("z", 1, ("z0",)), is_head=True, is_tail=True)
+        self.reconfigure(0.0, ChainConfig("z", 1, ("z0",)), is_head=True, is_tail=True)
 
     def _progress(self, stream: str) -> int:
         return self.own if stream == "s" else self.histories[stream].horizon
@@ -71,7 +72,7 @@ class Region(InterRegion):
 
     def advertised(self, now: float, src: str, horizon: int) -> list[Effect]:
         """What an advertisement of stream s makes this region do."""
-        region = Membership(src[0], 1, REGIONS[src[0]])
+        region = ChainConfig(src[0], 1, REGIONS[src[0]])
         return list(self.hears(now, src, Advertise(region, {"s": horizon, "t": 99})))
 
 
@@ -103,7 +104,7 @@ def test_a1_16_an_event_that_is_known_is_only_acknowledged() -> None:
 def test_a1_19_where_the_channel_is_not_fifo_a_gap_is_asked_for_once() -> None:
     region = Region()
     region.advertised(1.0, "y0", 9)
-    assert sends(region.hears(1.1, "y0", know(4, 6))) == [("y0", Subscribe("s", 1, "y"))]
+    assert sends(region.hears(1.1, "y0", know(4, 6))) == [("y0", Subscribe("s", 1))]
     assert region.hears(1.1, "y0", know(6, 9)) == ()
 
 
@@ -117,7 +118,7 @@ def test_a1_14_initially_no_stream_has_a_source_and_no_event_is_known() -> None:
 
 def test_a1_19_a_proxy_subscribes_to_at_most_one_other_proxy_which_need_not_be_the_owner() -> None:
     region = Region()
-    assert sends(region.advertised(1.0, "x1", 4)) == [("x1", Subscribe("s", 1, "y"))]
+    assert sends(region.advertised(1.0, "x1", 4)) == [("x1", Subscribe("s", 1))]
     assert sends(region.advertised(1.1, "w0", 4)) == []
     assert region.expects["s"].source == "x1"
 
@@ -125,19 +126,19 @@ def test_a1_19_a_proxy_subscribes_to_at_most_one_other_proxy_which_need_not_be_t
 def test_a1_19_the_owner_is_preferred_because_its_path_is_the_shortest() -> None:
     region = Region()
     region.advertised(1.0, "x1", 4)
-    assert sends(region.advertised(1.1, "y0", 4)) == [("x1", Unsubscribe("s")), ("y0", Subscribe("s", 1, "y"))]
+    assert sends(region.advertised(1.1, "y0", 4)) == [("x1", Unsubscribe("s")), ("y0", Subscribe("s", 1))]
 
 
 def test_a1_19_an_owner_that_has_just_as_much_is_preferred_too_but_not_one_that_has_less() -> None:
     region = Region(own=4)
     region.advertised(1.0, "x1", 5)
     assert sends(region.advertised(1.1, "y0", 3)) == []
-    assert sends(region.advertised(1.2, "y0", 4)) == [("x1", Unsubscribe("s")), ("y0", Subscribe("s", 4, "y"))]
+    assert sends(region.advertised(1.2, "y0", 4)) == [("x1", Unsubscribe("s")), ("y0", Subscribe("s", 4))]
 
 
 def test_a1_19_when_subscribing_a_proxy_tells_how_far_it_got() -> None:
     region = Region(own=3)
-    assert sends(region.advertised(1.0, "y0", 9)) == [("y0", Subscribe("s", 3, "y"))]
+    assert sends(region.advertised(1.0, "y0", 9)) == [("y0", Subscribe("s", 3))]
 
 
 def test_a1_17_own_streams_are_not_subscribed_to() -> None:
@@ -157,7 +158,7 @@ def test_a1_17_with_a_fixed_c_the_source_is_changed_if_cnt_exceeds_expects_by_c_
     region.advertised(1.0, "y0", 10)
     effects = region.advertised(1.0 + elapsed, "x1", advertised)
     assert (advertised > 10 + 2.0 / elapsed) is switches
-    assert sends(effects) == ([("y0", Unsubscribe("s")), ("x1", Subscribe("s", 1, "y"))] if switches else [])
+    assert sends(effects) == ([("y0", Unsubscribe("s")), ("x1", Subscribe("s", 1))] if switches else [])
 
 
 @pytest.mark.parametrize(("elapsed", "switches"), [(0.1, False), (0.7, False), (0.71, True), (5.0, True)])
@@ -195,7 +196,7 @@ def test_a1_24_a_source_that_is_ahead_and_does_not_deliver_is_left() -> None:
     region = Region(own=9)
     for now in (1.0, 2.0, 3.0):
         region.advertised(now, "y0", 10 + int(now))
-    assert sends(region.advertised(3.1, "x1", 12)) == [("y0", Unsubscribe("s")), ("x1", Subscribe("s", 9, "y"))]
+    assert sends(region.advertised(3.1, "x1", 12)) == [("y0", Unsubscribe("s")), ("x1", Subscribe("s", 9))]
 
 
 def test_a1_24_a_source_that_goes_on_talking_but_has_nothing_new_is_left_for_one_that_has() -> None:
@@ -206,13 +207,13 @@ def test_a1_24_a_source_that_goes_on_talking_but_has_nothing_new_is_left_for_one
     for now in (2.0, 3.0, 4.0):  # x is cut off from y, z too; x's advertisement comes just before w's
         region.advertised(now, "x1", 10)
         heard += sends(region.advertised(now + 0.1, "w0", 10 + int(now)))
-    assert heard[:2] == [("x1", Unsubscribe("s")), ("w0", Subscribe("s", 10, "y"))]
+    assert heard[:2] == [("x1", Unsubscribe("s")), ("w0", Subscribe("s", 10))]
 
 
 def test_a1_24_a_source_that_is_ahead_but_sends_nothing_is_subscribed_to_again() -> None:
     region = Region()
     region.advertised(1.0, "y0", 10)
-    assert sends(region.advertised(2.0, "y0", 12)) == [("y0", Subscribe("s", 1, "y"))]
+    assert sends(region.advertised(2.0, "y0", 12)) == [("y0", Subscribe("s", 1))]
 
 
 # --- advertising and serving ---------------------------------------------------------------------------------
@@ -223,17 +224,17 @@ def test_a1_20_each_proxy_periodically_broadcasts_its_progress_on_each_stream_to
     tick = AdvertiseTick(region.generation)
     effects = region._advertise_tick(region.generation)
     epochs = {"w": 1, "x": 1, "y": 1}
-    own = Membership("z", 1, ("z0",))
-    advert = Advertise(own, {"s": 5}, {}, epochs, {"s": "y"})  # of the other stream there is nothing yet
+    own = ChainConfig("z", 1, ("z0",))
+    advert = Advertise(own, {"s": 5}, {}, epochs)  # of the other stream there is nothing yet
     assert effects == [SetTimer(1.0, tick), *[Send(to, advert) for to in ("w0", "x0", "x1", "y0")]]
 
 
 def test_a1_41_a_new_tail_advertises_at_once_and_a_new_head_asks_for_advertisements() -> None:
     region = Region()
-    joint = Membership("z", 2, ("z1", "z0"))
+    joint = ChainConfig("z", 2, ("z1", "z0"))
     region.reconfigure(1.0, joint, is_head=False, is_tail=True)
-    assert sends(region.reconfigure(2.0, Membership("z", 3, ("z1",)), is_head=False, is_tail=False)) == []
-    effects = region.reconfigure(3.0, Membership("z", 4, ("z0",)), is_head=True, is_tail=True)
+    assert sends(region.reconfigure(2.0, ChainConfig("z", 3, ("z1",)), is_head=False, is_tail=False)) == []
+    effects = region.reconfigure(3.0, ChainConfig("z", 4, ("z0",)), is_head=True, is_tail=True)
     kinds = [(to, type(message)) for to, message in sends(effects)]
     assert kinds == [(peer, kind) for kind in (Advertise, Solicit) for peer in ("w0", "x0", "x1", "y0")]
     assert [type(message) for _, message in sends(region.hears(3.1, "x0", Solicit()))] == [Advertise]
@@ -241,13 +242,13 @@ def test_a1_41_a_new_tail_advertises_at_once_and_a_new_head_asks_for_advertiseme
 
 def test_a1_41_a_new_tail_that_knows_an_old_chain_only_is_told_of_the_new_one_by_whoever_is_left() -> None:
     region = Region(own=5)
-    chain = Membership("z", 3, ("z1", "z0", "z2"))
-    newcomer = Advertise(Membership("y", 2, ("y1",)), {"s": 5}, {}, {"z": 1})
+    chain = ChainConfig("z", 3, ("z1", "z0", "z2"))
+    newcomer = Advertise(ChainConfig("y", 2, ("y1",)), {"s": 5}, {}, {"z": 1})
     region.reconfigure(1.0, chain, is_head=False, is_tail=False)
     assert sends(region.hears(1.1, "y1", newcomer)) == [("y1", Advertise(chain, {}))]
     told = Advertise(newcomer.membership, {"s": 5}, {}, {"z": 3})
     assert region.hears(1.2, "y1", told) == [], "who knows is not told again"
-    region.reconfigure(2.0, Membership("z", 4, ("z1", "z0")), is_head=False, is_tail=True)
+    region.reconfigure(2.0, ChainConfig("z", 4, ("z1", "z0")), is_head=False, is_tail=True)
     [(to, answer)] = sends(region.hears(2.1, "y1", told))
     assert to == "y1" and isinstance(answer, Advertise) and answer.horizons == {"s": 5}, "a tail says what it has, too"
 
@@ -256,8 +257,8 @@ def test_a1_42_when_a_source_hands_over_to_a_new_tail_the_subscription_moves_at_
     region = Region(own=4)
     region.advertised(1.0, "y0", 5)
     region.own = 5
-    advert = Advertise(Membership("y", 2, ("y0", "y1")), {"s": 5})
-    assert ("y1", Subscribe("s", 5, "y")) in sends(region.hears(1.1, "y1", advert))
+    advert = Advertise(ChainConfig("y", 2, ("y0", "y1")), {"s": 5})
+    assert ("y1", Subscribe("s", 5)) in sends(region.hears(1.1, "y1", advert))
 
 
 def test_a1_19_a_source_starts_with_the_event_the_subscriber_named_and_sends_what_follows() -> None:
@@ -278,34 +279,6 @@ def test_a1_16_a_proxy_whose_chain_is_full_takes_nothing_and_is_sent_it_again() 
 
 
 # --- two streams of one name (decision 0013) -----------------------------------------------------------------
-
-
-def test_what_is_advertised_of_another_owners_stream_is_left_alone_and_reported() -> None:
-    region = Region()
-    other = Advertise(Membership("x", 1, REGIONS["x"]), {"s": 9, "t": 9}, owners={"s": "w", "t": "w"})
-    assert region.hears(1.0, "x1", other) == [Report("stream_conflict")] * 2
-    assert not region.expects
-
-
-def test_a_subscription_to_another_owners_stream_is_not_served() -> None:
-    region = Region(own=5)
-    region.hears(1.0, "x0", Subscribe("s", 3, "y"))
-    assert region.hears(1.1, "x0", Subscribe("s", 3, "w")) == [Report("stream_conflict")]
-    assert not region.subscribers
-
-
-def test_events_of_another_owners_stream_are_not_taken_although_they_come_from_the_source() -> None:
-    region = Region()
-    region.advertised(1.0, "y0", 4)
-    taken = region.hears(1.1, "y0", know(1, 4, owner="w"))
-    assert taken == [Send("y0", Unsubscribe("s")), Report("stream_conflict")]
-
-
-def test_a_region_that_does_not_say_whose_stream_it_means_is_understood() -> None:
-    region = Region(own=3)
-    assert sends(region.hears(1.0, "y0", Advertise(Membership("y", 1, REGIONS["y"]), {"s": 6})))
-    assert region.hears(1.1, "y0", know(3, 6, owner=""))[0] == Deliver(Arrived((span(3, 6),)))
-    assert sends(region.hears(1.2, "x0", Subscribe("s", 1))) == [("x0", know(1, 3, asof=3))]
 
 
 def test_nothing_is_taken_of_a_name_while_a_definition_of_it_is_on_its_way_through_the_log() -> None:
@@ -329,7 +302,7 @@ class Figure2(Rig):
         self.seen: list[tuple[str, str, str]] = []
         self.number = 0
         self.streams = [StreamDef("s", "Y", counted=SIZE)]
-        memberships = {name: Membership(name, 1, (name,)) for name in "XYZ"}
+        memberships = {name: ChainConfig(name, 1, (name,)) for name in "XYZ"}
         for name in "XYZ":
             peers = {other: each for other, each in memberships.items() if other != name}
             self.add(name, lambda durable, me=name, peers=peers: self._proxy(me, peers))  # type: ignore[misc]
@@ -343,8 +316,8 @@ class Figure2(Rig):
         self.session = opened.session
         self.take()
 
-    def _proxy(self, me: str, peers: dict[str, Membership]) -> Proxy:
-        return Proxy(me, me, "config", self.streams, peers, ProxySettings(), [], random.Random(me))
+    def _proxy(self, me: str, peers: dict[str, ChainConfig]) -> Replica:
+        return Replica(me, me, "config", self.streams, peers, ReplicaSettings(), [], random.Random(me))
 
     def publish(self) -> None:
         """One more event of Y."""
@@ -426,7 +399,7 @@ def test_a1_23_figure_2_the_subscription_changes_when_the_link_between_two_regio
 
 def test_spans_of_another_stream_or_none_at_all_are_no_news() -> None:
     region = Region()
-    region.hears(0.0, "y0", Advertise(Membership("y", 1, REGIONS["y"]), {"s": 9}))
+    region.hears(0.0, "y0", Advertise(ChainConfig("y", 1, REGIONS["y"]), {"s": 9}))
     for spans in [(), (Span("t", 1, 3, 1, CountedRows(1, 3, 10)),)]:
         assert region.hears(0.1, "y0", Know("s", spans, 9)) == [Report("bad_message")]
 
@@ -437,8 +410,8 @@ def test_a_subscription_below_the_first_number_is_refused() -> None:
 
 def test_what_is_not_acknowledged_is_sent_again_ever_later_and_one_message_at_a_time() -> None:
     """Else a slow path is filled with copies of what is still on its way."""
-    subscription = Subscription(1)
-    subscription.unacked = [100 * at for at in range(1, 9)]
+    subscription = RemoteSubscriber(1)
+    subscription.unacked = CreditWindow([100 * at for at in range(1, 9)])
     due = []
     for tick in range(1, 9):
         subscription.idle = tick
@@ -447,21 +420,22 @@ def test_what_is_not_acknowledged_is_sent_again_ever_later_and_one_message_at_a_
             due.append(tick)
     assert due == [1, 2, 4, 8]
     assert subscription.window == 1 and subscription.next == 1
-    subscription.unacked = [100]
+    subscription.unacked = CreditWindow([100])
     subscription.progress(100)
     assert subscription.due == 9  # it took so long last time
     assert subscription.window == 2 and not subscription.unacked
 
 
 def test_a_window_doubles_until_it_was_too_much_and_then_grows_slowly() -> None:
-    subscription = Subscription(1)
-    subscription.unacked = list(range(10, 330, 10))
+    subscription = RemoteSubscriber(1)
+    subscription.unacked = CreditWindow(range(10, 330, 10))
     subscription.idle = 1
     subscription.again()
     assert subscription.enough == 16
     widths = []
     for _ in range(7):
-        subscription.unacked = [subscription.done + at for at in range(1, int(subscription.window) + 1)]
-        subscription.progress(subscription.unacked[-1])
+        sent = [subscription.done + at for at in range(1, int(subscription.window) + 1)]
+        subscription.unacked = CreditWindow(sent)
+        subscription.progress(sent[-1])
         widths.append(subscription.window)
     assert widths == [2, 4, 8, 16, 17, 18, 19]

@@ -13,7 +13,14 @@ from paper.rig import Rig
 from tidings.core.errors import BadInput
 from tidings.core.rows import data_rows
 from tidings.core.span import Span
-from tidings.protocols.catalog import (
+from tidings.protocols.brokers.messages import Follow, Unfollowed
+from tidings.protocols.kernel import Deliver, Effects, Expired, Input, Received, Report, Send, SetTimer, Timer
+from tidings.protocols.messages import Know
+from tidings.protocols.nodes.replica import Replica, ReplicaSettings
+from tidings.protocols.regions.interregion import Advertise, AdvertiseTick
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.configuration import Current
+from tidings.protocols.services.catalog import (
     Catalog,
     Define,
     Defined,
@@ -24,17 +31,10 @@ from tidings.protocols.catalog import (
     Why,
     definition_rows,
 )
-from tidings.protocols.configuration import Current
-from tidings.protocols.interregion import Advertise, AdvertiseTick
-from tidings.protocols.kernel import Deliver, Effects, Expired, Input, Received, Report, Send, SetTimer, Timer
-from tidings.protocols.membership import Membership
-from tidings.protocols.messages import Know
-from tidings.protocols.proxy import Proxy, ProxySettings
-from tidings.protocols.publishing import NotHead, OpenSession, Post, Publish, Publisher, PublishSettings
-from tidings.protocols.subscriptions import Follow, Unfollowed
+from tidings.protocols.services.publishing import NotHead, OpenSession, Post, Publish, Publisher, PublishSettings
 from tidings.sim.build import Deployment
-from tidings.sim.scenario import Link, Region, Run, Scenario, Stream
-from tidings.sim.scenario import Publisher as Load
+from tidings.sim.scenario import LinkTable, RegionTable, Run, Scenario, Stream
+from tidings.sim.scenario import PublisherTable as Load
 
 
 def catalog(*known: StreamDef) -> Catalog:
@@ -46,8 +46,8 @@ def test_a_new_stream_gets_a_number_that_no_other_region_gives_out() -> None:
     for name in ("x", "y"):
         ours.learn("a", ours.define("create", StreamDef(name, "")))
         theirs.learn("b", theirs.define("create", StreamDef(name, "")))
-    assert [each.number for each in ours.streams.values()] == [0, 2]
-    assert [each.number for each in theirs.streams.values()] == [1, 3]
+    assert [each.number for each in ours.names.values()] == [0, 2]
+    assert [each.number for each in theirs.names.values()] == [1, 3]
 
 
 def test_creating_a_stream_again_is_the_same_stream() -> None:
@@ -72,6 +72,7 @@ def test_creating_a_stream_again_is_the_same_stream() -> None:
         ("create", StreamDef("there", "a", "by-key")),
         ("create", StreamDef("theirs", "a")),
         ("create", StreamDef("gone", "a")),
+        ("create", StreamDef("gone", "a", mark="other")),
         ("alter", StreamDef("nowhere", "a")),
         ("alter", StreamDef("there", "a", attrs="price double")),
         ("delete", StreamDef("gone", "a")),
@@ -81,7 +82,7 @@ def test_creating_a_stream_again_is_the_same_stream() -> None:
 def test_what_makes_no_sense_is_refused_with_the_name(operation: Any, wanted: StreamDef) -> None:
     known = (
         StreamDef("there", "a", attrs="loc string", number=0),
-        StreamDef("gone", "a", number=2, deleted=True),
+        StreamDef("gone", "a", number=2, deleted=True, mark="one"),
         StreamDef("theirs", "b", number=1),
         StreamDef("odd", "a", "by-key", counted=10, number=4),
     )
@@ -102,10 +103,10 @@ def test_a_region_keeps_its_own_stream_though_another_has_the_older_claim_to_the
         home = Catalog("b", ("a", "b"), ())
         for claim in order:
             home.learn(claim.region, claim)
-        assert home.streams["x"] == ours and home.conflicts == [theirs]
+        assert home.names["x"] == ours and home.conflicts == [theirs]
         gone = home.define("delete", StreamDef("x", "b"))
         home.learn("b", gone)
-        assert home.streams["x"] == gone and not home.conflicts, "it does not take the other one for its own"
+        assert home.names["x"] == gone and not home.conflicts, "it does not take the other one for its own"
 
 
 CLAIMS = [
@@ -121,10 +122,10 @@ def test_all_other_regions_follow_the_oldest_claim_in_whatever_order_they_hear_o
         third = Catalog("z", "abcdz", ())
         for claim in order:
             third.learn(claim.region, claim)
-        assert third.streams["x"] == CLAIMS[1], order
+        assert third.names["x"] == CLAIMS[1], order
         assert sorted(each.region for each in third.conflicts) == ["a", "c"]
         third.learn("b", msgspec.structs.replace(CLAIMS[1], deleted=True))
-        assert third.streams["x"] == CLAIMS[2] and third.conflicts == [CLAIMS[0]]
+        assert third.names["x"] == CLAIMS[2] and third.conflicts == [CLAIMS[0]]
 
 
 def test_a_region_defines_its_own_streams_only() -> None:
@@ -140,49 +141,77 @@ def test_creating_a_stream_notes_when_and_altering_it_does_not() -> None:
     assert ours.define("alter", StreamDef("x", "", attrs="loc string"), 9.0).created == 2_500_000
 
 
+def test_late_copies_of_requests_about_a_deleted_stream_do_nothing_to_the_one_created_anew() -> None:
+    ours = catalog()
+    first = ours.define("create", StreamDef("x", ""), 1.0)
+    ours.learn("a", first)
+    gone = ours.define("delete", StreamDef("x", "", mark=first.mark))
+    ours.learn("a", gone)
+    assert ours.define("delete", StreamDef("x", "", mark=first.mark)) == gone, "the first answer may be lost"
+    second = ours.define("create", StreamDef("x", "", mark=first.mark), 2.0)
+    ours.learn("a", second)
+    assert second.id != first.id and second.past == (first.mark,)
+    for operation, late in (("delete", first), ("alter", first)):
+        with pytest.raises(BadInput, match="another stream's now"):
+            ours.define(operation, StreamDef("x", "", attrs="n int", mark=late.mark))  # type: ignore[arg-type]
+    assert ours.define("create", StreamDef("x", ""), 3.0) == second, "nor does a late copy of the first creation"
+
+
+def test_a_name_that_another_region_has_a_claim_to_is_not_created_anew() -> None:
+    ours = catalog()
+    first = ours.define("create", StreamDef("x", ""), 2.0)
+    ours.learn("a", first)
+    ours.learn("b", StreamDef("x", "b", created=9, mark="9"))
+    ours.learn("a", ours.define("delete", StreamDef("x", "", mark=first.mark)))
+    with pytest.raises(BadInput, match="belongs to region b"):
+        ours.define("create", StreamDef("x", "", mark=first.mark), 3.0)
+
+
 BAD = [
     StreamDef("x", "b", "by-key", counted=10),
     StreamDef("x", "b", "by-kee"),
     StreamDef("x", "b", attrs="loc strng"),
     StreamDef("_publishers", "b", deleted=True),
+    StreamDef("x", "b", mark="~"),
 ]
 
 
-@pytest.mark.parametrize("definition", BAD, ids=lambda definition: definition.gc + definition.attrs)
+@pytest.mark.parametrize("definition", BAD, ids=lambda definition: definition.gc + definition.attrs + definition.mark)
 def test_a_definition_that_no_stream_can_have_is_not_learned(definition: StreamDef) -> None:
     ours = catalog()
     with pytest.raises(BadInput):
         ours.learn("b", definition)
-    assert not ours.streams
+    assert not ours.names
 
 
 class Third:
     """A region y of one replica that hears of what the regions a and b define."""
 
     def __init__(self) -> None:
-        self.peers = {name: Membership(name, 1, (f"{name}0",)) for name in "ab"}
+        self.peers = {name: ChainConfig(name, 1, (f"{name}0",)) for name in "ab"}
         self.proxy = self.made([])
         self.rig = Rig()
         self.rig.add("y0", lambda durable: self.proxy)
-        self.rig.tell("y0", Received("config", Current(Membership("y", 1, ("y0",)), self.proxy.chain.nonce)))
+        self.rig.tell("y0", Received("config", Current(ChainConfig("y", 1, ("y0",)), self.proxy.chain.nonce)))
         self.rig.take()
 
-    def made(self, durable: list[Any]) -> Proxy:
-        return Proxy("y0", "y", "config", [], self.peers, ProxySettings(), durable, random.Random(1))
+    def made(self, durable: list[Any]) -> Replica:
+        return Replica("y0", "y", "config", [], self.peers, ReplicaSettings(), durable, random.Random(1))
 
     def defines(self, region: str, created: int) -> None:
-        rows = definition_rows(1, StreamDef("x", region, created=created), 0.0, region)
+        rows = definition_rows(1, StreamDef("x", region, created=created, mark=region), 0.0, region)
         self.rig._carry("y0", self.proxy.chain.append((Span.of(f"_streams/{region}", 1, rows),)))
 
     def hears(self, region: str, payloads: list[bytes]) -> Effects:
         """Its tail advertises x and sends it; what the events lead to."""
         src, hi = f"{region}0", 1 + len(payloads)
-        self.rig.tell("y0", Received(src, Advertise(self.peers[region], {"x": hi}, owners={"x": region})))
-        know = Know("x", (Span.of("x", 1, data_rows(1, None, payloads)),), hi, region)
+        x = f"x~{region}"
+        self.rig.tell("y0", Received(src, Advertise(self.peers[region], {x: hi})))
+        know = Know(x, (Span.of(x, 1, data_rows(1, None, payloads)),), hi)
         return self.rig.tell("y0", Received(src, know))
 
-    def events(self, proxy: Proxy) -> list[bytes]:
-        spans = proxy.log.histories["x"].know(1, 99)
+    def events(self, proxy: Replica, region: str) -> list[bytes]:
+        spans = proxy.log.histories[f"x~{region}"].know(1, 99)
         return [payload for span in spans for payload in span.rows.batch.column("payload").to_pylist()]  # type: ignore[attr-defined]
 
 
@@ -193,25 +222,25 @@ def test_a_region_that_hears_of_an_older_claim_begins_anew_with_that_and_ends_wh
     rig.sync("y0")
     third.hears("b", [b"b1", b"b2"])
     rig.sync("y0")
-    rig.tell("y0", Received("client", Follow(1, "x", 1)))
-    assert third.events(proxy) == [b"b1", b"b2"] and proxy.log.ends["x"] == 3
+    rig.tell("y0", Received("client", Follow(1, "x~b", 1)))
+    assert third.events(proxy, "b") == [b"b1", b"b2"]
     rig.take()
     third.defines("a", created=1)
     assert Report("definition_pending") in third.hears("b", [b"b1", b"b2", b"b3"]), "nobody knows yet whose it will be"
     rig.sync("y0")
-    assert ("y0", "stream_conflict") in rig.reports and proxy.log.ends["x"] == 1 and not third.events(proxy)
+    assert ("y0", "stream_conflict") in rig.reports and "x~b" not in proxy.log.histories
     [(_, _, ended)] = rig.take(dst="client")
     assert isinstance(ended, Unfollowed) and "begin anew" in ended.reason
-    assert Report("stream_conflict") in rig.tell(
-        "y0", Received("b0", Advertise(third.peers["b"], {"x": 9}, owners={"x": "b"}))
-    )
+    (refused,) = rig.tell("y0", Received("client", Follow(1, "x~b", 3)))
+    assert isinstance(refused, Send) and isinstance(refused.message, Unfollowed) and refused.message.unknown
+    assert rig.tell("y0", Received("b0", Advertise(third.peers["b"], {"x~b": 9}))) == []
     third.hears("a", [b"a1"])
     rig.sync("y0")
     again = third.made(rig.durable["y0"])
     while again.log.committed < again.log.last:
         again.log.commit_next()
     for each in (proxy, again):
-        assert third.events(each) == [b"a1"] and each.owners["x"] == "a"
+        assert third.events(each, "a") == [b"a1"] and each.table.owners["x~a"] == "a" and "x~b" not in each.table.owners
     (told,) = proxy.handle(5.0, Received("c", Describe(9)))
     assert isinstance(told, Send) and [each.region for each in told.message.conflicts] == ["b"]  # type: ignore[attr-defined]
 
@@ -225,11 +254,11 @@ def test_a_region_does_not_create_what_its_log_says_is_anothers() -> None:
 
 def test_what_another_region_defines_wrongly_is_ignored_and_reported_and_the_rest_is_learned() -> None:
     """Its code may be another; a replica that takes the rows in, now or from its disk, goes on."""
-    peers = {"x": Membership("x", 1, ("x0",))}
-    proxy = Proxy("y0", "y", "config", [], peers, ProxySettings(), [], random.Random(1))
+    peers = {"x": ChainConfig("x", 1, ("x0",))}
+    proxy = Replica("y0", "y", "config", [], peers, ReplicaSettings(), [], random.Random(1))
     rig = Rig()
     rig.add("y0", lambda durable: proxy)
-    rig.tell("y0", Received("config", Current(Membership("y", 1, ("y0",)), proxy.chain.nonce)))
+    rig.tell("y0", Received("config", Current(ChainConfig("y", 1, ("y0",)), proxy.chain.nonce)))
     good = StreamDef("good", "x", "by-key")
     payloads = [*[msgspec.msgpack.encode(msgspec.structs.replace(each, region="x")) for each in BAD], b"?"]
     keys = [b"%d" % at for at in range(len(payloads))]
@@ -237,12 +266,12 @@ def test_what_another_region_defines_wrongly_is_ignored_and_reported_and_the_res
     rig._carry("y0", proxy.chain.append((Span.of("_streams/x", 1, rows),)))
     rig.sync("y0")
     assert [name for _, name in rig.reports].count("bad_definition") == len(BAD) + 1
-    again = Proxy("y0", "y", "config", [], peers, ProxySettings(), rig.durable["y0"], random.Random(2))
+    again = Replica("y0", "y", "config", [], peers, ReplicaSettings(), rig.durable["y0"], random.Random(2))
     for each in (proxy, again):
         while each.log.committed < each.log.last:
             each.log.commit_next()
-        assert each.streams == {"good": good} and each.owners.get("good") == "x"
-        assert "x" not in each.log.histories and "x" not in each.policies and "_publishers" in each.log.histories
+        assert each.streams == {"good": good} and each.table.owners.get("good") == "x"
+        assert "x" not in each.log.histories and "x" not in each.table.policies and "_publishers" in each.log.histories
     rig.tell("y0", Expired(AdvertiseTick(proxy.inter_region.generation)))
 
 
@@ -256,7 +285,7 @@ class Again(Timer, frozen=True, gc=False):
 class Maker:
     """Defines a stream and publishes to it, whoever is head."""
 
-    def __init__(self, me: str, chain: Membership, wanted: StreamDef, batches: int) -> None:
+    def __init__(self, me: str, chain: ChainConfig, wanted: StreamDef, batches: int) -> None:
         self.me = me
         self.chain = chain
         self.wanted = wanted
@@ -285,7 +314,7 @@ class Maker:
                 out: list[Any] = []
                 for at in range(self.batches):
                     rows = data_rows(1, None, [b"%d" % (3 * at + i) for i in range(3)])
-                    out.extend(self.publisher.handle(now, Post(definition.name, rows)))
+                    out.extend(self.publisher.handle(now, Post(definition.id, rows)))
                 return out
             case Received(_, NotDefined(_, reason)):
                 self.refused = reason
@@ -303,8 +332,8 @@ class Maker:
 def deployment(seed: int) -> Deployment:
     plan = Scenario(
         scenario=Run(name="catalog", seconds=30.0),
-        regions=(Region("a", replicas=3, clients=2), Region("b", replicas=2, clients=2)),
-        links=(Link("a", "b", 0.02, loss=0.05, duplicate=0.05),),
+        regions=(RegionTable("a", replicas=3, clients=2), RegionTable("b", replicas=2, clients=2)),
+        links=(LinkTable("a", "b", 0.02, loss=0.05, duplicate=0.05),),
         streams=(Stream("s", "a"),),
         publishers=(Load(name="p", region="a", stream="s", rate=20.0, batch=4),),
     )
@@ -326,12 +355,13 @@ def test_a_stream_made_at_run_time_reaches_every_replica_and_client_also_through
     world.run(25.0)
     assert not world.failures, world.failures[0].traceback
     assert maker.defined is not None and maker.defined.region == "a" and maker.acked == 20
+    fresh = maker.defined.id
     for nodes in made.replicas.values():
         for node in nodes:
-            assert made.proxy(node).log.histories["fresh"].horizon == 61, node
+            assert made.proxy(node).log.histories[fresh].horizon == 61, node
     for region in ("a", "b"):
         for node in made.clients[region]:
-            assert made.client(node).pull.horizons["fresh"] == 61, node
+            assert made.client(node).fabric.horizons[fresh] == 61, node
 
 
 def test_a_replica_tells_what_there_is_and_why() -> None:
@@ -348,7 +378,7 @@ def test_a_replica_tells_what_there_is_and_why() -> None:
         assert isinstance(because, Send) and because.message.state == state  # type: ignore[attr-defined]
 
 
-def test_a_deleted_stream_is_gone_everywhere_and_its_name_stays_taken() -> None:
+def test_a_deleted_stream_is_gone_everywhere_and_one_created_anew_is_another() -> None:
     made = deployment(2)
     world = made.world
     maker = Maker("a/maker", made.memberships["a"], StreamDef("fresh", "", "none"), batches=5)
@@ -356,6 +386,7 @@ def test_a_deleted_stream_is_gone_everywhere_and_its_name_stays_taken() -> None:
     world.run(2.0)
     made._node("a/maker", "a", lambda durable, incarnation, rng: maker)
     world.run(6.0)
+    assert maker.defined is not None
     head = made.membership("a").head
     world.hosts[head]  # the request goes in as a message would
     effects = made.proxy(head).handle(6.0, Received("c", Define(2, "delete", StreamDef("fresh", ""))))
@@ -363,12 +394,25 @@ def test_a_deleted_stream_is_gone_everywhere_and_its_name_stays_taken() -> None:
     world.run(12.0)
     for nodes in made.replicas.values():
         for node in nodes:
-            assert "fresh" not in made.proxy(node).log.histories, node
+            assert maker.defined.id not in made.proxy(node).log.histories, node
     proxy = made.proxy(head)
-    proxy.handle(12.0, Received("c", Define(3, "create", StreamDef("fresh", ""))))
-    ((_, answer),) = proxy.waiting[proxy.log.last]  # said once a record written after the question is committed
-    assert isinstance(answer, NotDefined)
-    assert not world.failures
+    again = StreamDef("fresh", "")
+    proxy.handle(12.0, Received("c", Define(3, "create", again)))
+    ((_, refused),) = proxy.head.waiting[proxy.log.last]  # said once a record written after the question is committed
+    assert isinstance(refused, NotDefined) and refused.after == maker.defined.mark, "it may be a late copy"
+    world._finish(world.hosts[head], 12.0, Describe(0), ())
+    world.run(13.0)
+    again = msgspec.structs.replace(again, mark=maker.defined.mark)
+    effects = proxy.handle(13.0, Received("c", Define(4, "create", again)))
+    world._finish(world.hosts[head], 13.0, Describe(0), effects)
+    world.run(18.0)
+    fresh = proxy.table.catalog.names["fresh"]
+    assert fresh.id != maker.defined.id and not fresh.deleted
+    for nodes in made.replicas.values():
+        for node in nodes:
+            assert made.proxy(node).log.histories[fresh.id].horizon == 1, "it has nothing of the first one"
+            assert maker.defined.id not in made.proxy(node).streams
+    assert not world.failures, world.failures[0].traceback
 
 
 def test_what_is_on_its_way_into_a_stream_when_that_is_deleted_harms_nobody() -> None:
@@ -391,8 +435,8 @@ def test_what_is_on_its_way_into_a_stream_when_that_is_deleted_harms_nobody() ->
 def test_two_regions_that_create_one_name_at_once_keep_their_own_and_a_third_never_mixes_them() -> None:
     plan = Scenario(
         scenario=Run(name="conflict", seconds=30.0),
-        regions=(Region("a", replicas=1), Region("b", replicas=1), Region("c", replicas=2)),
-        links=(Link("a", "b", 0.05), Link("a", "c", 0.08), Link("b", "c", 0.02)),
+        regions=(RegionTable("a", replicas=1), RegionTable("b", replicas=1), RegionTable("c", replicas=2)),
+        links=(LinkTable("a", "b", 0.05), LinkTable("a", "c", 0.08), LinkTable("b", "c", 0.02)),
         streams=(Stream("s", "a"),),
     )
     made = Deployment(plan, 1, record=False)
@@ -413,8 +457,9 @@ def test_two_regions_that_create_one_name_at_once_keep_their_own_and_a_third_nev
     assert [maker.acked for maker in makers.values()] == [4, 3], "both keep what they have acknowledged"
     for node, owner in (("a/p0", "a"), ("b/p0", "b"), ("c/p0", "a"), ("c/p1", "a")):
         proxy = made.proxy(node)
-        (span,) = proxy.log.histories["x"].know(1, 1000)
-        assert proxy.streams["x"].region == proxy.owners["x"] == owner
+        x = proxy.table.catalog.names["x"].id
+        (span,) = proxy.log.histories[x].know(1, 1000)
+        assert proxy.streams[x].region == proxy.table.owners[x] == owner
         assert span.rows.count == (12 if owner == "a" else 9)
         assert {origin.region for origin in span.rows.origins} == {owner}, node  # type: ignore[attr-defined]
-        assert [each.region for each in proxy.catalog.conflicts] == ["a" if owner == "b" else "b"]
+        assert [each.region for each in proxy.table.catalog.conflicts] == ["a" if owner == "b" else "b"]

@@ -8,24 +8,24 @@ import pyarrow as pa
 import pytest
 
 from tidings.core.rows import ROW_SCHEMA, ArrowRows, data_rows, where_rows
-from tidings.protocols.catalog import LAST_LOST, DeclareLost, Define, Defined, NotDefined
-from tidings.protocols.chain import Ack, Compared
-from tidings.protocols.configuration import Current
 from tidings.protocols.kernel import Message, Persist, Persisted, Received, Send
-from tidings.protocols.leases import Lease
-from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import Proxy, ProxySettings, StreamDef
-from tidings.protocols.publishing import OpenSession, Publish, Published, Rejected, SessionOpened
-from tidings.protocols.subscriptions import OpenCursor
+from tidings.protocols.nodes.replica import Replica, ReplicaSettings, StreamDef
+from tidings.protocols.replication.chain import ChainAck, Compared
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.configuration import Current
+from tidings.protocols.services.catalog import LAST_LOST, DeclareLost, Define, Defined, NotDefined
+from tidings.protocols.services.cursors import OpenCursor
+from tidings.protocols.services.leases import Lease
+from tidings.protocols.services.publishing import OpenSession, Publish, Published, Rejected, SessionOpened
 
 
 class Owner:
     """The only replica of a region, and whoever asks it."""
 
     def __init__(self, stream: StreamDef) -> None:
-        self.proxy = Proxy("p", "r", "config", [stream], {}, ProxySettings(), [], random.Random(1))
+        self.proxy = Replica("p", "r", "config", [stream], {}, ReplicaSettings(), [], random.Random(1))
         self.proxy.start(0.0)
-        self.hears(Current(Membership("r", 1, ("p",)), self.proxy.chain.nonce), "config")
+        self.hears(Current(ChainConfig("r", 1, ("p",)), self.proxy.chain.nonce), "config")
         self.nonce = 0
 
     def hears(self, message: Message, src: str = "c") -> list[Message]:
@@ -91,8 +91,8 @@ class Leader:
     """The head of a chain of two: what it writes is committed when the other one says so."""
 
     def __init__(self) -> None:
-        self.proxy = Proxy("p", "r", "config", [], {}, ProxySettings(), [], random.Random(1))
-        self.hears(Current(Membership("r", 1, ("p", "q")), self.proxy.chain.nonce), "config")
+        self.proxy = Replica("p", "r", "config", [], {}, ReplicaSettings(), [], random.Random(1))
+        self.hears(Current(ChainConfig("r", 1, ("p", "q")), self.proxy.chain.nonce), "config")
         self.hears(Compared(1, 0, 0, 0), "q")
         self.hears(OpenSession("me", 1))
         (opened,) = self.commits()
@@ -108,32 +108,40 @@ class Leader:
 
     def commits(self) -> list[Message]:
         """Everything that it has written so far."""
-        return self.hears(Ack(1, self.proxy.log.last), "q")
+        return self.hears(ChainAck(1, self.proxy.log.last), "q")
 
-    def publishes(self, first: int = 1) -> list[Message]:
-        return self.hears(Publish("s", "me", self.session, first, data_rows(1, None, [b"x"])))
+    def creates(self) -> str:
+        """The id of a stream whose definition is on its way: whom a former head answered knows it already."""
+        self.hears(Define(1, "create", StreamDef("s", "")))
+        ((_, definition),) = self.proxy.table.uncommitted("s")
+        return definition.id
+
+    def publishes(self, stream: str, first: int = 1) -> list[Message]:
+        return self.hears(Publish(stream, "me", self.session, first, data_rows(1, None, [b"x"])))
 
 
 def test_a_head_that_does_not_know_yet_whether_a_stream_is_defined_refuses_nothing_for_good() -> None:
     leader = Leader()
-    leader.hears(Define(1, "create", StreamDef("s", "")))
-    assert leader.publishes() == [Rejected(leader.session, 1, "busy")]
-    assert leader.hears(Lease("l", "s", grant=True)) == leader.hears(OpenCursor("n", "s", 1)) == []
+    s = leader.creates()
+    assert leader.publishes(s) == [Rejected(leader.session, 1, "busy")]
+    assert leader.hears(Lease("l", s, grant=True)) == leader.hears(OpenCursor("n", s, 1)) == []
     leader.commits()
-    leader.publishes()
+    leader.publishes(s)
     assert Published(leader.session, 1, 1, 2) in leader.commits()
 
 
 def test_what_comes_while_a_stream_is_being_deleted_is_not_acknowledged() -> None:
     leader = Leader()
-    leader.hears(Define(1, "create", StreamDef("s", "")))
+    s = leader.creates()
     leader.commits()
-    leader.publishes()
+    leader.publishes(s)
     leader.commits()
     leader.hears(Define(2, "delete", StreamDef("s", "")))
-    assert leader.publishes(2) == [Rejected(leader.session, 2, "busy")], "it would find no stream when it is committed"
-    assert leader.hears(DeclareLost(3, "s", 2, 9)) == []
+    assert leader.publishes(s, 2) == [Rejected(leader.session, 2, "busy")], (
+        "it would find no stream when it is committed"
+    )
+    assert leader.hears(DeclareLost(3, s, 2, 9)) == []
     (deleted,) = leader.commits()
     assert isinstance(deleted, Defined) and deleted.definition.deleted
-    leader.publishes(2)
+    leader.publishes(s, 2)
     assert leader.commits() == [Rejected(leader.session, 2, "stream")]

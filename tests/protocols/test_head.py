@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from paper.rig import Owner
 from tidings.core.rows import CountedRows
-from tidings.protocols.chain import Ack, Compared
-from tidings.protocols.configuration import Current
 from tidings.protocols.kernel import Message, Received
-from tidings.protocols.log import Lsn
-from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import ANSWERS
-from tidings.protocols.publishing import OpenSession, Publish, Rejected, SessionOpened
+from tidings.protocols.replication.chain import ChainAck, Compared
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.configuration import Current
+from tidings.protocols.replication.log import Lsn
+from tidings.protocols.services.head import ANSWERS
+from tidings.protocols.services.publishing import OpenSession, Publish, Rejected, SessionOpened
 
 
 class Head(Owner):
@@ -35,12 +35,12 @@ class Head(Owner):
     def acknowledged(self, lsn: Lsn) -> list[Message]:
         """The tail has acknowledged a record; what the client hears then."""
         self.rig.sync("y0")
-        self.rig.tell("y0", Received("y1", Ack(1, lsn)))
+        self.rig.tell("y0", Received("y1", ChainAck(1, lsn)))
         return [letter.message for letter in self.rig.take(dst="client")]
 
     def replaced(self) -> None:
         """The configuration service has another chain."""
-        self.rig.tell("y0", Received("config", Current(Membership("y", 2, ("y1",)), self.proxy.chain.nonce)))
+        self.rig.tell("y0", Received("config", Current(ChainConfig("y", 2, ("y1",)), self.proxy.chain.nonce)))
 
 
 def test_a_record_that_was_written_before_a_question_does_not_answer_it() -> None:
@@ -81,7 +81,7 @@ def test_repetitions_of_a_batch_from_everywhere_are_bounded() -> None:
     batch = Publish("s", "p", head.session, 1, CountedRows(1, 2, 10))
     for number in range(ANSWERS + 3):
         head.rig.tell("y0", Received(f"client{number}", batch))
-    assert len(head.proxy.waiting[head.last]) == ANSWERS
+    assert len(head.proxy.head.waiting[head.last]) == ANSWERS
     assert ("y0", "answers_full") in head.rig.reports
 
 
@@ -90,4 +90,4 @@ def test_whoever_is_no_longer_the_head_owes_no_answer() -> None:
     head.asked(1)
     head.asked(2)
     head.replaced()
-    assert not head.proxy.waiting and not head.proxy.later
+    assert not head.proxy.head.waiting and not head.proxy.head.later

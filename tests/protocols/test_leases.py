@@ -9,14 +9,17 @@ import pytest
 from tidings.core.rows import data_rows
 from tidings.core.span import Span
 from tidings.protocols.kernel import Deliver, Expired, Received, Report, Send
-from tidings.protocols.leases import (
+from tidings.protocols.nodes.replica import Replica, ReplicaSettings, StreamDef
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.log import Record
+from tidings.protocols.services.leases import (
     LEASES,
     Dropped,
-    Entry,
     Granted,
     Holder,
     Lease,
     Leased,
+    LeaseEntry,
     Leases,
     LeaseSettings,
     LeaseTick,
@@ -25,12 +28,9 @@ from tidings.protocols.leases import (
     Unleased,
     table_in,
 )
-from tidings.protocols.log import Record
-from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import Proxy, ProxySettings, StreamDef
-from tidings.protocols.publishing import NotHead
+from tidings.protocols.services.publishing import NotHead
 
-CHAIN = Membership("r", 1, ("p0", "p1", "p2"))
+CHAIN = ChainConfig("r", 1, ("p0", "p1", "p2"))
 
 
 def ask(name: str = "a", asof: int = 0, *, grant: bool = True, ttl: float = 60.0, bytes: int = 100) -> Lease:
@@ -106,7 +106,7 @@ def test_a_lease_is_bounded_as_whoever_resumes_it_says() -> None:
     longer = ask(grant=False, ttl=3600.0, bytes=500)
     assert leases.receive(1.0, longer, 20)[:2] == (Leased("a", "s", 10), True)
     assert leases.receive(2.0, longer, 20)[:2] == (Leased("a", "s", 10), False)  # written once
-    assert leases.entries == {"a": Entry("s", 10, 3600.0, 500)} == table_in([leases.rows(1, 0.0)])
+    assert leases.entries == {"a": LeaseEntry("s", 10, 3600.0, 500)} == table_in([leases.rows(1, 0.0)])
     assert leases.expire(1201.0, {"s": 0}, {"a": 500}) == []  # when its holder renews it
     assert leases.expire(3602.1, {"s": 0}, {}) == [Report("lease_expired")]
 
@@ -116,7 +116,7 @@ def test_a_lease_is_not_renewed_with_bounds_that_make_no_sense() -> None:
     leases.receive(0.0, ask(), 10)
     answer, changed, _ = leases.receive(1.0, ask(grant=False, ttl=1e9), 20)
     assert isinstance(answer, Unleased) and "ttl" in answer.reason and not changed
-    assert leases.entries == {"a": Entry("s", 10, 60.0, 100)}
+    assert leases.entries == {"a": LeaseEntry("s", 10, 60.0, 100)}
 
 
 def test_a_clock_that_is_set_back_ends_no_lease_early() -> None:
@@ -133,7 +133,7 @@ def test_a_new_head_finds_the_table_and_gives_every_holder_its_time() -> None:
     rows = leases.rows(1, 0.0)
     heir = table()
     heir.load(500.0, [rows])
-    assert heir.entries == leases.entries == {"a": Entry("s", 10, 10.0, 100)} == table_in([rows])
+    assert heir.entries == leases.entries == {"a": LeaseEntry("s", 10, 10.0, 100)} == table_in([rows])
     assert heir.expire(509.0, {"s": 0}, {}) == []
     assert Report("lease_renewed_across_failover") in heir.receive(510.0, ask(grant=False, ttl=10.0), 20)[2]
     assert heir.expire(519.0, {"s": 0}, {}) == []
@@ -143,23 +143,23 @@ def test_a_new_head_finds_the_table_and_gives_every_holder_its_time() -> None:
 # --- at a replica -------------------------------------------------------------------------------------------
 
 
-def replica(entries: list[object] | None = None) -> Proxy:
+def replica(entries: list[object] | None = None) -> Replica:
     streams = [StreamDef("s", "r", "by-key")]
-    return Proxy("p", "r", "config", streams, {}, ProxySettings(), entries or [], random.Random(1))  # type: ignore[arg-type]
+    return Replica("p", "r", "config", streams, {}, ReplicaSettings(), entries or [], random.Random(1))  # type: ignore[arg-type]
 
 
-def commit(made: Proxy, *parts: Span) -> None:
+def commit(made: Replica, *parts: Span) -> None:
     made.log.append(Record(1, made.log.last + 1, parts))
     made.log.commit_next()
 
 
-def write(made: Proxy, lo: int, *keys: bytes) -> None:
+def write(made: Replica, lo: int, *keys: bytes) -> None:
     commit(made, Span.of("s", lo, data_rows(lo, list(keys), [b""] * len(keys))))
 
 
-def hold(made: Proxy, lo: int, **asofs: int) -> None:
+def hold(made: Replica, lo: int, **asofs: int) -> None:
     leases = table()
-    leases.entries = {name: Entry("s", asof, 60.0, 100) for name, asof in asofs.items()}
+    leases.entries = {name: LeaseEntry("s", asof, 60.0, 100) for name, asof in asofs.items()}
     commit(made, Span.of(LEASES, lo, leases.rows(lo, 0.0)))
 
 
@@ -176,7 +176,7 @@ def test_a_committed_lease_keeps_dead_rows_until_it_moves_or_ends() -> None:
     assert (history.floor, history.rows(1, 5, 4).rows.numbers.tolist()) == (4, [3, 4])
     hold(made, 3)
     history.purge()
-    assert history.floor == 5 and made.leased == {}
+    assert history.floor == 5 and made.table.leases.table == {}
 
 
 def test_what_a_lease_keeps_is_in_a_snapshot() -> None:
@@ -190,26 +190,28 @@ def test_what_a_lease_keeps_is_in_a_snapshot() -> None:
     joined.log.install(made.log.committed, spans)
     history = joined.log.histories["s"]
     history.purge()
-    assert joined.leased == made.leased
+    assert joined.table.leases.table == made.table.leases.table
     assert history.rows(1, 5, 3).rows.numbers.tolist() == [2, 3, 4]
 
 
 def test_a_lease_that_a_snapshot_finds_on_another_stream_keeps_nothing_of_the_old_one() -> None:
     streams = [StreamDef("s", "r", "by-key"), StreamDef("t", "r", "by-key", number=1)]
-    ahead, behind = [Proxy("p", "r", "config", streams, {}, ProxySettings(), [], random.Random(1)) for _ in range(2)]
+    ahead, behind = [
+        Replica("p", "r", "config", streams, {}, ReplicaSettings(), [], random.Random(1)) for _ in range(2)
+    ]
     for made in (ahead, behind):
         write(made, 1, b"k", b"k")
         hold(made, 1, a=3)
     hold(ahead, 2)
     leases = table()
-    leases.entries = {"a": Entry("t", 1, 60.0, 100)}
+    leases.entries = {"a": LeaseEntry("t", 1, 60.0, 100)}
     commit(ahead, Span.of(LEASES, 3, leases.rows(3, 0.0)))
     write(ahead, 3, b"k", b"k")
     behind.log.install(ahead.log.committed, [span for piece in ahead.log.snapshot(4096) for span in piece])
     write(behind, 5, b"k")
     history = behind.log.histories["s"]
     history.purge()
-    assert behind.leased == leases.entries and history.floor == 6
+    assert behind.table.leases.table == leases.entries and history.floor == 6
 
 
 # --- the holder ---------------------------------------------------------------------------------------------
@@ -237,7 +239,7 @@ def test_a_holder_asks_until_it_is_answered_then_renews_in_time() -> None:
 
 def test_a_holder_follows_the_head_and_moves_its_lease() -> None:
     made = holder()
-    moved = Membership("r", 2, ("p1", "p2"))
+    moved = ChainConfig("r", 2, ("p1", "p2"))
     assert [to for to, _ in sent(made.handle(0.1, Received("p0", NotHead(moved))))] == ["p1"]
     made.handle(0.2, Received("p1", Leased("a", "s", 10)))
     ((to, request),) = sent(made.handle(1.0, MoveLease("a", 15)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tidings.core.rows import CountedRows
 from tidings.protocols.kernel import Deliver, Effects, Received, Send
-from tidings.protocols.membership import Membership
-from tidings.protocols.publishing import (
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.services.publishing import (
     Acked,
     OpenSession,
     Post,
@@ -30,7 +30,7 @@ def told(effects: Effects) -> list[object]:
 
 
 def opened() -> Publisher:
-    publisher = Publisher("p", Membership("r", 1, ("head",)), PublishSettings(), 7)
+    publisher = Publisher("p", ChainConfig("r", 1, ("head",)), PublishSettings(), 7)
     publisher.start(0.0)
     publisher.handle(0.0, Received("head", SessionOpened(7, 100)))
     for tag in (11, 12, 13):

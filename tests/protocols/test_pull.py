@@ -12,6 +12,16 @@ from tidings.core.history import History
 from tidings.core.ids import NodeId
 from tidings.core.rows import NO_ROWS, CountedRows, data_rows
 from tidings.core.span import Span
+from tidings.protocols.fabrics.pull import (
+    FallbackTick,
+    Probe,
+    ProbeTick,
+    PullMember,
+    PullSettings,
+    PullSource,
+    ShuffleTick,
+)
+from tidings.protocols.fabrics.views import GossipTick, View, Views, ViewsSettings
 from tidings.protocols.kernel import (
     Deliver,
     Effects,
@@ -25,12 +35,10 @@ from tidings.protocols.kernel import (
     Timer,
     singly,
 )
-from tidings.protocols.membership import Membership
 from tidings.protocols.messages import Know, Offer, Want
-from tidings.protocols.pull import FallbackTick, Probe, ProbeTick, PullClient, PullProxy, PullSettings, ShuffleTick
-from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
+from tidings.protocols.replication.chain_config import ChainConfig
 
-CHAIN = Membership("eu", 1, ("head", "tail"))
+CHAIN = ChainConfig("eu", 1, ("head", "tail"))
 SIZE = 10  # bytes of a counted row
 
 
@@ -40,7 +48,7 @@ def span(lo: int, hi: int, asof: int | None = None, first: int | None = None) ->
     return Span("s", lo, hi, lo if asof is None else asof, CountedRows(first, hi, SIZE) if first < hi else NO_ROWS)
 
 
-class Client(PullClient):
+class Client(PullMember):
     """A client "me" with a view of its own choice, and short ways to say something to it."""
 
     def __init__(self, *view: NodeId, horizon: int = 1, settings: PullSettings | None = None) -> None:
@@ -314,7 +322,7 @@ def test_a_new_chain_is_asked_at_its_tail() -> None:
     client = Client()
     client.hears("a", offer(5))
     client.ticks(FallbackTick("s", 1), now=0.1)
-    assert client.views.learn(Membership("eu", 2, ("tail", "new")))
+    assert client.views.learn(ChainConfig("eu", 2, ("tail", "new")))
     assert Send("new", want(1, 5)) in client.ticks(FallbackTick("s", 2), now=1.2)
 
 
@@ -531,12 +539,12 @@ def test_a_probe_is_answered_with_offers() -> None:
 # --- the proxy --------------------------------------------------------------------------------------------
 
 
-def proxy(me: NodeId = "tail", *view: NodeId, settings: PullSettings | None = None) -> PullProxy:
+def proxy(me: NodeId = "tail", *view: NodeId, settings: PullSettings | None = None) -> PullSource:
     views = Views(me, "eu", ViewsSettings(), random.Random(4), CHAIN, replica=True)
     views.handle(0.0, Received("x", View(tuple((n, 0) for n in view), CHAIN, reply_wanted=False)))
     history = History("s", counted=True)
     history.accept(span(1, 9))
-    made = PullProxy(me, settings or PullSettings(proxy_fanout=1), views, random.Random(5), {"s": history})
+    made = PullSource(me, settings or PullSettings(proxy_fanout=1), views, random.Random(5), {"s": history})
     made.start(0.0)
     made.handle(0.0, Expired(ShuffleTick(1)))
     made.check()
@@ -599,7 +607,7 @@ def test_the_proxy_ignores_and_counts_unknown_streams() -> None:
 class Node:
     """Views and one side of the pull protocol."""
 
-    def __init__(self, views: Views, pull: PullClient | PullProxy) -> None:
+    def __init__(self, views: Views, pull: PullMember | PullSource) -> None:
         self.views = views
         self.pull = pull
 
@@ -644,15 +652,15 @@ class Region:
         for i in range(clients):
             self.add(f"c{i:02}", CHAIN)
 
-    def add(self, name: NodeId, chain: Membership) -> None:
+    def add(self, name: NodeId, chain: ChainConfig) -> None:
         """A node starts, now."""
         replica = name in chain.replicas
         views = Views(name, "eu", self.views, self.child(), chain, replica=replica)
         if replica:
             history = History("s", counted=True)
-            node = Node(views, PullProxy(name, self.settings, views, self.child(), {"s": history}))
+            node = Node(views, PullSource(name, self.settings, views, self.child(), {"s": history}))
         else:
-            node = Node(views, PullClient(name, self.settings, views, self.child(), {}))
+            node = Node(views, PullMember(name, self.settings, views, self.child(), {}))
             self.horizons[name] = 1
             self.copies[name] = History("s", counted=True)
         self.nodes[name] = node
@@ -697,7 +705,7 @@ class Region:
         for replica in CHAIN.replicas:
             if replica not in self.down:
                 pull = self.nodes[replica].pull
-                assert isinstance(pull, PullProxy)
+                assert isinstance(pull, PullSource)
                 pull.histories["s"].accept(Span.of("s", lo, CountedRows(lo, hi, SIZE, collectors)))
                 self.carry(replica, pull.advance(self.now, "s"))
 
@@ -793,7 +801,7 @@ def test_when_the_tail_crashes_the_new_tail_goes_on(rule: str) -> None:
     region.run_load(20)
     region.down = {"tail"}
     region.run_load(20)
-    region.nodes["head"].views.learn(Membership("eu", 2, ("head",)))
+    region.nodes["head"].views.learn(ChainConfig("eu", 2, ("head",)))
     region.run_load(20)
     assert region.settle(6.0) == []
     region.run(region.now + 1.0)

@@ -7,11 +7,11 @@ import pytest
 from tidings.core.gc import GcPolicy
 from tidings.core.rows import ArrowRows
 from tidings.protocols.kernel import Effects, Expired, Input, Received, Send, SetTimer, Timer
-from tidings.protocols.membership import Membership
-from tidings.protocols.publishing import NotHead
-from tidings.protocols.receipts import MOST, Receipt, Receipts, ReceiptsKept, receipts_of, sound
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.services.publishing import NotHead
+from tidings.protocols.services.receipts import MOST, Receipt, Receipts, ReceiptsKept, receipts_of, sound
 from tidings.sim.build import Deployment
-from tidings.sim.scenario import Link, Publisher, Region, Run, Scenario, Stream
+from tidings.sim.scenario import LinkTable, PublisherTable, RegionTable, Run, Scenario, Stream
 
 STREAM = receipts_of("a")
 
@@ -27,7 +27,7 @@ class Again(Timer, frozen=True, gc=False):
 class Teller:
     """Tells one receipt after the other, each until it is kept, whoever is head."""
 
-    def __init__(self, chain: Membership, count: int) -> None:
+    def __init__(self, chain: ChainConfig, count: int) -> None:
         self.chain = chain
         self.count = count
         self.n = 1
@@ -64,10 +64,10 @@ class Teller:
 def deployment(seed: int) -> Deployment:
     plan = Scenario(
         scenario=Run(name="receipts", seconds=30.0),
-        regions=(Region("a", replicas=3, clients=1), Region("b", replicas=2, clients=1)),
-        links=(Link("a", "b", 0.02),),
+        regions=(RegionTable("a", replicas=3, clients=1), RegionTable("b", replicas=2, clients=1)),
+        links=(LinkTable("a", "b", 0.02),),
         streams=(Stream("s", "a"),),
-        publishers=(Publisher(name="p", region="a", stream="s", rate=5.0, batch=2),),
+        publishers=(PublisherTable(name="p", region="a", stream="s", rate=5.0, batch=2),),
     )
     return Deployment(plan, seed, record=False)
 
@@ -98,7 +98,7 @@ def test_what_is_answered_is_kept_by_every_replica_of_the_region_and_by_no_other
         assert sorted(set(told(made, node))) == list(range(1, 41)), node
     for node in made.replicas["b"]:
         assert STREAM not in made.proxy(node).log.histories
-    assert all(STREAM not in made.client(node).pull.streams for node in made.clients["a"])
+    assert all(STREAM not in made.client(node).fabric.horizons for node in made.clients["a"])
 
 
 def test_the_policy_bounds_what_a_region_keeps() -> None:
@@ -106,7 +106,7 @@ def test_the_policy_bounds_what_a_region_keeps() -> None:
     made.world.start()
     for nodes in made.replicas.values():
         for node in nodes:
-            made.proxy(node).policies[receipts_of(node.partition("/")[0])] = GcPolicy.parse("keep-last:8")
+            made.proxy(node).table.policies[receipts_of(node.partition("/")[0])] = GcPolicy.parse("keep-last:8")
     teller = Teller(made.memberships["a"], 60)
     made.world.run(1.0)
     made._node("a/teller", "a", lambda durable, incarnation, rng: teller)

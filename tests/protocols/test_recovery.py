@@ -10,15 +10,15 @@ from msgspec.structs import replace
 
 from tidings.core.rows import data_rows
 from tidings.core.span import Span
-from tidings.protocols.catalog import Because, Why
-from tidings.protocols.interregion import Advertise, Subscribe
 from tidings.protocols.kernel import Deliver, Effects, Input, Received, Send
-from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import Proxy
-from tidings.protocols.publishing import Acked, Post, Publisher, PublishSettings
-from tidings.protocols.recovery import RecoverySettings
+from tidings.protocols.nodes.replica import Replica
+from tidings.protocols.regions.interregion import Advertise, Subscribe
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.recovery import RecoverySettings
+from tidings.protocols.services.catalog import Because, Why
+from tidings.protocols.services.publishing import Acked, Post, Publisher, PublishSettings
 from tidings.sim.build import Deployment
-from tidings.sim.scenario import Link, Region, Run, Scenario, Stream
+from tidings.sim.scenario import LinkTable, RegionTable, Run, Scenario, Stream
 
 SKIP = 50
 
@@ -26,7 +26,7 @@ SKIP = 50
 class Poster:
     """Publishes batches of three as soon as somebody takes them."""
 
-    def __init__(self, name: str, chain: Membership, batches: int) -> None:
+    def __init__(self, name: str, chain: ChainConfig, batches: int) -> None:
         self.publisher = Publisher(name, chain, PublishSettings(), 7)
         self.batches = batches
         self.acked: list[tuple[int, int]] = []
@@ -51,8 +51,8 @@ class Poster:
 def deployment(seed: int, **settings: Any) -> Deployment:
     plan = Scenario(
         scenario=Run(name="recovery", seconds=60.0),
-        regions=(Region("a", replicas=2), Region("b", replicas=2, clients=1), Region("c", replicas=1)),
-        links=(Link("a", "b", 0.02, loss=0.02), Link("a", "c", 0.03), Link("b", "c", 0.02)),
+        regions=(RegionTable("a", replicas=2), RegionTable("b", replicas=2, clients=1), RegionTable("c", replicas=1)),
+        links=(LinkTable("a", "b", 0.02, loss=0.02), LinkTable("a", "c", 0.03), LinkTable("b", "c", 0.02)),
         streams=(Stream("s", "a"), Stream("t", "b")),
     )
     made = Deployment(plan, seed, record=False)
@@ -89,9 +89,9 @@ def test_an_owner_adopts_what_peers_hold_declares_the_rest_lost_and_numbers_abov
     assert early.acked[-1][1] == 13 and told(made, "b/p1").hi == 13
     for other in ("b", "c"):
         world.cut("a", other)
-    unheard = post(made, "unheard", 2)  # committed and acknowledged, and no peer has it
+    unseen = post(made, "unseen", 2)  # committed and acknowledged, and no peer has it
     world.run(6.0)
-    assert unheard.acked[-1][1] == 19 and told(made, "b/p1").hi == 13
+    assert unseen.acked[-1][1] == 19 and told(made, "b/p1").hi == 13
     lose(made, "a")
     for other in ("b", "c"):
         world.heal("a", other)
@@ -104,7 +104,7 @@ def test_an_owner_adopts_what_peers_hold_declares_the_rest_lost_and_numbers_abov
     for node in ("a/p0", "a/p1", "b/p0", "b/p1", "c/p0"):
         span = told(made, node)
         assert (span.hi, span.lost, span.rows.count) == (13 + SKIP + 9, ((13, 13 + SKIP),), 12 + 9), node
-    assert made.proxy("a/p0")._tell(Why("s", 20)) == Because("s", 20, "lost")
+    assert made.proxy("a/p0").queries._because(Why("s", 20)) == Because("s", 20, "lost")
 
 
 def test_regions_that_do_not_answer_are_waited_for_so_long_and_no_longer() -> None:
@@ -162,7 +162,7 @@ def test_an_owner_with_a_disk_takes_nothing_of_its_own_from_others() -> None:
 def test_asofs_beyond_a_horizon_count_as_held() -> None:
     made = deployment(4)
     world = made.world
-    lone = Proxy("a/p9", "a", "a/config", made.streams, {"b": made.memberships["b"]}, made.settings, (), _rng())
+    lone = Replica("a/p9", "a", "a/config", made.streams, {"b": made.memberships["b"]}, made.settings, (), _rng())
     world.start()
     world.run(3.0)
     lone.recovery.begin(0.0)

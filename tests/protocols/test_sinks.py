@@ -11,10 +11,11 @@ from tidings.core.gc import GcPolicy
 from tidings.core.history import History
 from tidings.core.rows import ArrowRows, Rows, before_rows, data_rows
 from tidings.protocols.kernel import Deliver, Effects, Expired, Received, Send
-from tidings.protocols.log import Log, Record
-from tidings.protocols.membership import Membership
-from tidings.protocols.publishing import NotHead
-from tidings.protocols.sinks import (
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.log import Log, Record
+from tidings.protocols.services.publishing import NotHead
+from tidings.protocols.services.sink_client import SinkAnswered, SinkClient, SinkTick
+from tidings.protocols.services.sinks import (
     SINKS,
     STAGED,
     STAGES,
@@ -24,20 +25,17 @@ from tidings.protocols.sinks import (
     BatchCommitted,
     CommitBatch,
     RowsStaged,
-    SinkAnswered,
     SinkBatch,
-    SinkClient,
     SinkRefused,
     Sinks,
     SinkSettings,
-    SinkTick,
     StageRows,
     Step,
 )
 from tidings.sim.build import Deployment
 from tidings.sim.run import failures, simulate
-from tidings.sim.scenario import Link, Region, Run, Scenario, Stream
-from tidings.sim.scenario import Publisher as Load
+from tidings.sim.scenario import LinkTable, RegionTable, Run, Scenario, Stream
+from tidings.sim.scenario import PublisherTable as Load
 from tidings.sim.sinks import SinkPlan
 
 
@@ -352,7 +350,7 @@ def sent(effects: Effects) -> list[tuple[str, int]]:
 
 
 def test_a_client_has_a_few_questions_under_way_and_repeats_them_at_the_next_replica() -> None:
-    client = SinkClient(Membership("r0", 1, ("p0", "p1")), SinkSettings(window=2))
+    client = SinkClient(ChainConfig("r0", 1, ("p0", "p1")), SinkSettings(window=2))
     requests = [AbortBatch(nonce, batch()) for nonce in (1, 2, 3)]
     assert [sent(client.ask(request)) for request in requests] == [[("p0", 1)], [("p0", 2)], []]
     answered = client.handle(0.0, Received("p0", BatchAborted(1)))
@@ -360,7 +358,7 @@ def test_a_client_has_a_few_questions_under_way_and_repeats_them_at_the_next_rep
     assert client.handle(0.0, Received("p0", BatchAborted(1))) == (), "nobody waits for it any more"
     ticks = [sent(client.handle(at, Expired(SinkTick()))) for at in (1.0, 2.0, 3.0)]
     assert ticks == [[], [("p0", 2), ("p0", 3)], [("p1", 2), ("p1", 3)]]
-    moved = client.handle(3.0, Received("p1", NotHead(Membership("r0", 2, ("p2", "p1")))))
+    moved = client.handle(3.0, Received("p1", NotHead(ChainConfig("r0", 2, ("p2", "p1")))))
     assert sent(moved) == [("p2", 2), ("p2", 3)]
     assert sent(client.drop(2)) == [] and list(client.asking) == [3]
 
@@ -372,20 +370,20 @@ def test_a_client_has_a_few_questions_under_way_and_repeats_them_at_the_next_rep
 def test_every_batch_is_published_once_across_fail_over_and_full_restart(seed: int) -> None:
     plan = Scenario(
         scenario=Run(name="sinks", seconds=24.0, heal_after=17.0),
-        regions=(Region("a", replicas=3, clients=2), Region("b", replicas=2, clients=2)),
-        links=(Link("a", "b", 0.02, loss=0.05, duplicate=0.05),),
+        regions=(RegionTable("a", replicas=3, clients=2), RegionTable("b", replicas=2, clients=2)),
+        links=(LinkTable("a", "b", 0.02, loss=0.05, duplicate=0.05),),
         streams=(Stream("s", "a"),),
         publishers=(Load(name="p", region="a", stream="s", rate=20.0, batch=4, stop=17.0),),
     )
     sinks = [SinkPlan("near", "a", "s", "a"), SinkPlan("far", "b", "s", "a")]
-    made = Deployment(plan, seed, sinks=sinks, sinking=SinkSettings(ttl=2.0, parts=2, ahead=1, retry=0.3))
-    world = made.world
+    deployment = Deployment(plan, seed, sinks=sinks, sinking=SinkSettings(ttl=2.0, parts=2, ahead=1, retry=0.3))
+    world = deployment.world
     world.at(5.05, lambda: world.crash("a/p0"))
     world.at(7.0, lambda: world.restart("a/p0"))
-    world.at(11.0, lambda: [world.crash(node) for node in made.replicas["a"]])
-    world.at(12.0, lambda: [world.restart(node) for node in made.replicas["a"]])
-    simulate(made)
-    assert failures(made) == [] and judge(made.recorder.trace()) == []
-    for node in made.sinks:
-        writer = made.sink(node)
+    world.at(11.0, lambda: [world.crash(node) for node in deployment.replicas["a"]])
+    world.at(12.0, lambda: [world.restart(node) for node in deployment.replicas["a"]])
+    simulate(deployment)
+    assert failures(deployment) == [] and judge(deployment.recorder.trace()) == []
+    for node in deployment.sinks:
+        writer = deployment.sink(node)
         assert writer.idle and sorted(writer.ranges) == list(range(len(writer.ranges))) and len(writer.ranges) > 3

@@ -16,40 +16,27 @@ from tidings.core.ids import NodeId
 from tidings.core.lens import Lens
 from tidings.core.rows import Mask, Rows, before_rows, data_rows
 from tidings.core.span import Span
-from tidings.protocols.catalog import Define
-from tidings.protocols.kernel import Deliver, Effects, Expired, Received, Report, Send, SetTimer
-from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import MaintainTick, Proxy, ProxySettings, StreamDef
-from tidings.protocols.publishing import NotHead
-from tidings.protocols.subscriptions import (
-    CURSORS,
+from tidings.protocols.brokers.feeds import FeedTick, Subscriptions
+from tidings.protocols.brokers.messages import (
     EARLIEST,
     LATEST,
     Consumed,
-    Cursor,
-    CursorAt,
-    Cursors,
-    Ended,
-    Fed,
     Feed,
-    FeedTick,
     Follow,
-    FollowTick,
-    Learn,
-    Lost,
-    OpenCursor,
-    Save,
-    SaveCursor,
-    Saved,
-    Subscriber,
-    Subscriptions,
     SubscriptionSettings,
-    Take,
     Unfollow,
     Unfollowed,
 )
+from tidings.protocols.brokers.subscriber import Ended, Fed, FollowTick, Learn, Lost, Save, Saved, Subscriber, Take
+from tidings.protocols.kernel import Deliver, Effects, Expired, Received, Report, Send, SetTimer
+from tidings.protocols.nodes.replica import MaintainTick, ReplicaSettings, StreamDef
+from tidings.protocols.nodes.replica import Replica as Node
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.services.catalog import Define
+from tidings.protocols.services.cursors import CURSORS, Cursor, CursorAt, Cursors, OpenCursor, SaveCursor
+from tidings.protocols.services.publishing import NotHead
 
-CHAIN = Membership("r", 1, ("head", "middle", "tail"))
+CHAIN = ChainConfig("r", 1, ("head", "middle", "tail"))
 
 
 def rows(lo: int, *payloads: str) -> Rows:
@@ -248,9 +235,9 @@ def test_followers_of_a_deleted_stream_are_told() -> None:
 
 
 def subscriber(lo: int = 1, name: str | None = None, holder: int = 3) -> Subscriber:
-    made = Subscriber(1, "s", lo, "", name, CHAIN, SubscriptionSettings(), holder)
-    made.start(0.0)
-    return made
+    subscriber = Subscriber(1, "s", lo, "", name, CHAIN, SubscriptionSettings(), holder)
+    subscriber.start(0.0)
+    return subscriber
 
 
 def feed(at: int, *spans: Span, id: int = 1) -> Feed:
@@ -369,7 +356,7 @@ def test_a_replica_that_remembers_an_older_position_is_asked_again() -> None:
 def test_a_subscriber_leaves_a_replica_that_is_out_of_the_chain_at_once() -> None:
     client = subscriber()
     client.handle(0.1, Received("head", feed(1, span(1, "a"))))
-    moved = client.handle(0.2, Learn(Membership("r", 2, ("middle", "tail"))))
+    moved = client.handle(0.2, Learn(ChainConfig("r", 2, ("middle", "tail"))))
     assert [message for _, message in messages(moved)] == [Follow(1, "s", 2)]
     assert messages(client.handle(0.3, Received("head", feed(2, span(2, "b"))))) == [("head", Unfollow(1))]
 
@@ -382,7 +369,7 @@ def test_a_subscriber_to_the_end_begins_where_the_replica_says() -> None:
 
 def test_a_new_chain_is_learned_without_leaving_a_replica_that_is_still_in_it() -> None:
     client = subscriber()
-    client.handle(0.1, Learn(Membership("r", 2, ("x", "head"))))
+    client.handle(0.1, Learn(ChainConfig("r", 2, ("x", "head"))))
     assert client._source() == "head"
 
 
@@ -391,6 +378,31 @@ def test_a_refusal_ends_the_subscription() -> None:
     effects = client.handle(0.1, Received("head", Unfollowed(1, "no such stream")))
     assert Deliver(Ended(1, "no such stream")) in effects
     assert client.handle(0.2, Received("head", feed(1, span(1, "a")))) == ()
+
+
+def test_who_asks_again_while_something_is_on_its_way_is_behind_once_and_goes_on() -> None:
+    """A connection is lost, and what was sent over it arrives all the same, before the answer of the new one."""
+    replica = Replica()
+    head = ChainConfig("r", 1, ("head",))
+    client = Subscriber(1, "s", EARLIEST, "even", None, head, SubscriptionSettings(), 0)
+
+    def exchange(asked: Effects) -> list[Any]:
+        answers = [each for _, message in messages(asked) for each in replica.handle(0.0, Received("c", message))]
+        return [client.handle(0.1, Received("head", each.message)) for each in answers if isinstance(each, Send)]
+
+    exchange(client.start(0.0))
+    replica.commits(span(1, "a"))  # nothing that passes the filter: it is told at the beat
+    sent = [each.message for each in replica.handle(0.1, Expired(FeedTick())) if isinstance(each, Send)]
+    again = client.handle(0.1, Lost("head"))
+    for message in sent:
+        client.handle(0.1, Received("head", message))
+    assert client.horizon == 2
+    (behind,) = exchange(again)
+    assert Report("subscription_behind") in behind
+    ((_, followed),) = messages(behind)
+    assert isinstance(followed, Follow) and followed.lo == 2
+    assert not [each for effects in exchange(behind) for each in effects if isinstance(each, Report)]
+    assert replica.commits(span(2, "b")) == [(2, [(2, 3, [2])])]
 
 
 def test_a_durable_subscription_begins_at_its_cursor_and_saves_what_is_processed() -> None:
@@ -422,7 +434,7 @@ def test_who_holds_the_name_no_longer_stops() -> None:
 
 def test_an_opening_that_was_not_for_the_head_goes_to_the_head() -> None:
     client = subscriber(name="desk")
-    effects = client.handle(0.1, Received("head", NotHead(Membership("r", 2, ("tail", "middle")))))
+    effects = client.handle(0.1, Received("head", NotHead(ChainConfig("r", 2, ("tail", "middle")))))
     assert messages(effects) == [("tail", OpenCursor("desk", "s", 3))]
 
 
@@ -491,8 +503,9 @@ def test_cursors_of_a_deleted_stream_go_and_those_of_others_stay() -> None:
     owner, swept = Owner(), SubscriptionSettings().swept
     owner.hears(Define(1, "create", StreamDef("t", "y")))
     owner.sync()
+    t = owner.proxy.table.catalog.names["t"].id
     for number in range(2 * swept):
-        owner.hears(OpenCursor(f"n{number}", "t", 5))
+        owner.hears(OpenCursor(f"n{number}", t, 5))
         if number % 500 == 0:
             owner.hears(OpenCursor(f"n{number}", "s", 5))
             owner.sync()
@@ -506,7 +519,7 @@ def test_cursors_of_a_deleted_stream_go_and_those_of_others_stay() -> None:
         owner.sync()
     assert history.live <= swept + 2 * 5
     heir = Cursors()
-    heir.load([span.rows for span in history.know(1, history.horizon)], {"t"})
+    heir.load([span.rows for span in history.know(1, history.horizon)], lambda stream: stream != t)
     assert heir.entries == left
 
 
@@ -516,7 +529,7 @@ def test_a_durable_subscription_waits_for_a_new_stream_and_ends_if_there_is_none
     assert client.handle(0.1, Received("head", refused)) == []
     assert [message for _, _, message in watch(client, 0.2, 0.8)] == [OpenCursor("desk", "s", 3)]
     effects = client.handle(3.1, Received("head", refused))
-    assert Deliver(Ended(1, "stream 's' is unknown here")) in effects
+    assert Deliver(Ended(1, "stream 's' is unknown here", gone=True)) in effects
 
 
 def test_a_durable_subscription_that_is_refused_ends_with_the_reason() -> None:
@@ -640,7 +653,7 @@ def test_a_stream_that_is_not_there_yet_is_asked_for_again_for_a_while() -> None
     assert messages(client.handle(0.7, Expired(FollowTick()))) == [("middle", Follow(1, "s", 1))]
     assert not client.over
     effects = client.handle(9.0, Received("middle", Unfollowed(1, "stream 's' is unknown here", True)))
-    assert [e.item for e in effects if isinstance(e, Deliver)] == [Ended(1, "stream 's' is unknown here")]
+    assert [e.item for e in effects if isinstance(e, Deliver)] == [Ended(1, "stream 's' is unknown here", gone=True)]
 
 
 def test_whoever_opens_a_name_is_newer_than_its_holder_whatever_the_clocks_say() -> None:
@@ -661,6 +674,25 @@ def test_a_cursor_that_nobody_saves_is_taken_to_another_replica() -> None:
     assert asked == {"head", "middle"}
 
 
+@pytest.mark.parametrize("holder", [0, 2], ids=["nobody has it", "somebody else opened it since"])
+def test_a_cursor_that_the_region_has_forgotten_is_opened_and_saved_again(holder: int) -> None:
+    client, table = subscriber(name="desk"), Cursors()
+    client.handle(0.1, Received("head", CursorAt("desk", "s", 3, 1)))
+    client.handle(0.2, Save(9))
+    client.handle(0.3, Received("head", CursorAt("desk", "s", 3, 9)))
+    client.handle(0.4, Save(10))
+    if holder:
+        table.receive("other", OpenCursor("desk", "s", holder))
+    asked = messages(client.handle(0.5, Expired(FollowTick())))
+    for at in range(3):
+        for _, message in asked:
+            assert isinstance(message, OpenCursor | SaveCursor)
+            answer, _ = table.receive("c", message)
+            asked = messages(client.handle(0.6 + at, Received("head", answer)))
+        asked = asked or messages(client.handle(0.7 + at, Expired(FollowTick())))
+    assert table.entries == {("desk", "s"): Cursor(3, 10, "c")}
+
+
 def test_a_prompt_acknowledgement_is_saved_at_once() -> None:
     client = subscriber(name="desk")
     client.handle(0.1, Received("head", CursorAt("desk", "s", 3, 1)))
@@ -669,7 +701,7 @@ def test_a_prompt_acknowledgement_is_saved_at_once() -> None:
 
 def test_a_filter_on_a_stream_that_only_counts_is_refused() -> None:
     streams = [StreamDef("counts", "r", counted=10)]
-    replica = Proxy("p", "r", "config", streams, {}, ProxySettings(), [], random.Random(1))
+    replica = Node("p", "r", "config", streams, {}, ReplicaSettings(), [], random.Random(1))
     (refusal,) = replica.handle(0.0, Received("c", Follow(1, "counts", EARLIEST, "seq > 3")))
     assert isinstance(refusal, Send) and isinstance(refusal.message, Unfollowed)
     assert "nothing to filter by" in refusal.message.reason
@@ -678,7 +710,7 @@ def test_a_filter_on_a_stream_that_only_counts_is_refused() -> None:
 def test_a_head_that_does_not_know_yet_that_it_is_one_is_not_asked_again_at_once() -> None:
     """Whoever answers each answer with another question keeps both sides busy for nothing."""
     client = subscriber(name="desk")
-    older = Membership(
+    older = ChainConfig(
         client.membership.region, client.membership.epoch - 1, tuple(reversed(client.membership.replicas))
     )
     assert messages(client.handle(0.1, Received(client.membership.head, NotHead(older)))) == []

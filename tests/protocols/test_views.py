@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from tidings.core.ids import NodeId
+from tidings.protocols.fabrics.views import GossipTick, View, Views, ViewsSettings
 from tidings.protocols.kernel import Deliver, Effects, Expired, Received, Report, Send, SetTimer
-from tidings.protocols.membership import Membership
-from tidings.protocols.views import GossipTick, View, Views, ViewsSettings
+from tidings.protocols.replication.chain_config import ChainConfig
 
-CHAIN = Membership("eu", 1, ("head", "middle", "proxy"))
+CHAIN = ChainConfig("eu", 1, ("head", "middle", "proxy"))
 PAPER = ViewsSettings(rule="paper")
 SWAP = ViewsSettings()
 
@@ -26,7 +26,7 @@ class Switched(Views):
         super()._unite(src, nodes, reinforce=self.reinforced)
 
 
-def make(me: NodeId, settings: ViewsSettings = SWAP, membership: Membership = CHAIN, seed: int = 1) -> Views:
+def make(me: NodeId, settings: ViewsSettings = SWAP, membership: ChainConfig = CHAIN, seed: int = 1) -> Views:
     return Views(me, "eu", settings, random.Random(seed), membership, replica=me in membership.replicas)
 
 
@@ -54,7 +54,7 @@ class Rounds:
 
     def __init__(self, clients: int, settings: ViewsSettings, kind: Callable[..., Views] = Views) -> None:
         names = ["proxy", *[f"c{i:03}" for i in range(clients)]]
-        chain = Membership("eu", 1, ("proxy",))
+        chain = ChainConfig("eu", 1, ("proxy",))
         seeds = random.Random(7)
         self.members = {
             name: kind(name, "eu", settings, random.Random(seeds.getrandbits(64)), chain, replica=name == "proxy")
@@ -160,7 +160,7 @@ def test_a_replica_that_is_not_the_tail_answers_but_starts_no_round() -> None:
 
 
 def test_a_replica_without_a_configuration_is_not_the_proxy() -> None:
-    assert not make("lone", membership=Membership("eu", 0, ("lone",))).is_proxy
+    assert not make("lone", membership=ChainConfig("eu", 0, ("lone",))).is_proxy
 
 
 def test_the_union_of_both_views_is_cut_to_v_and_the_sender_stays() -> None:
@@ -215,18 +215,18 @@ def test_a_swap_drops_a_neighbour_that_does_not_answer() -> None:
 
 def test_a_larger_epoch_is_learned_from_gossip_delivered_and_passed_on() -> None:
     views = make("a")
-    newer = Membership("eu", 2, ("head", "middle"))
+    newer = ChainConfig("eu", 2, ("head", "middle"))
     effects = views.handle(0.0, Received("b", View((("b", 0),), newer, reply_wanted=True)))
     assert effects == [Deliver(newer), Send("b", View((), newer, reply_wanted=False))]
     assert views.neighbours() == ("b", "middle")
-    assert not views.learn(CHAIN) and not views.learn(Membership("eu", 2, ("other",)))
+    assert not views.learn(CHAIN) and not views.learn(ChainConfig("eu", 2, ("other",)))
     assert views.membership == newer
 
 
 def test_a_new_tail_is_greeted_in_the_next_round() -> None:
     views = make("a", ViewsSettings(size=2, proxy_every=1000))
     feed(views, "b", "c", src="b")
-    views.learn(Membership("eu", 2, ("head", "middle")))
+    views.learn(ChainConfig("eu", 2, ("head", "middle")))
     asked = [sent(tick(views))[0][0]]
     views.handle(0.0, Received("middle", View((), CHAIN, reply_wanted=False)))
     asked.append(sent(tick(views))[0][0])
@@ -237,13 +237,13 @@ def test_of_the_replicas_only_the_tail_stays_in_a_view() -> None:
     views = make("a")
     feed(views, "b", "proxy", "head")
     assert sorted(views.view) == ["b", "proxy"]
-    assert views.learn(Membership("eu", 2, ("head", "proxy", "new")))
+    assert views.learn(ChainConfig("eu", 2, ("head", "proxy", "new")))
     assert (views.view, views.neighbours()) == (["b"], ("b", "new"))
 
 
 def test_a_replica_learns_memberships_from_its_chain_alone() -> None:
     views = make("proxy")
-    newer = Membership("eu", 2, ("head", "middle"))
+    newer = ChainConfig("eu", 2, ("head", "middle"))
     effects = views.handle(0.0, Received("b", View((("b", 0),), newer, reply_wanted=True)))
     assert effects == [Send("b", View((), CHAIN, reply_wanted=False))] and views.is_proxy
 
@@ -279,7 +279,7 @@ def test_a_member_not_heard_of_for_long_is_forgotten() -> None:
 
 def test_a_view_of_another_region_is_ignored_and_counted() -> None:
     views = make("a")
-    foreign = View((("x", 0),), Membership("us", 9, ("p",)), reply_wanted=True)
+    foreign = View((("x", 0),), ChainConfig("us", 9, ("p",)), reply_wanted=True)
     assert views.handle(0.0, Received("x", foreign)) == [Report("bad_message")] and views.view == []
 
 
@@ -356,7 +356,7 @@ def test_the_same_seed_gives_the_same_views() -> None:
 
 
 def test_a_replica_that_only_answers_forgets_who_has_left_all_the_same() -> None:
-    chain = Membership("eu", 1, ("head", "tail"))
+    chain = ChainConfig("eu", 1, ("head", "tail"))
     head = Views("head", "eu", ViewsSettings(size=2), random.Random(1), chain, replica=True)
     head.start(0.0)
     head.handle(0.0, Received("x", View((("gone", 0),), chain, reply_wanted=False)))

@@ -15,11 +15,11 @@ import msgspec
 from tidings.cli.app import main
 from tidings.core.rows import data_rows
 from tidings.net.names import seed_of
-from tidings.protocols.catalog import StreamDef
-from tidings.protocols.messages import Answer, Read
-from tidings.protocols.publishing import OpenSession, Publish, Published, Rejected, SessionOpened
-from tidings.server.asking import Asker
+from tidings.protocols.brokers.messages import Feed, Follow
+from tidings.protocols.services.catalog import StreamDef
+from tidings.protocols.services.publishing import OpenSession, Publish, Published, Rejected, SessionOpened
 from tidings.server.local import LocalCluster
+from tidings.server.rpc import RpcClient
 
 DEADLINE = 20.0
 LATER = ("gap", "busy")  # the same batch may be taken later
@@ -55,7 +55,7 @@ def tidings_json(*arguments: object) -> Any:
 class Writer:
     """Publishes to a region's streams: one batch at a time, each until it is acknowledged."""
 
-    def __init__(self, asker: Asker, addresses: list[str], name: str = "w") -> None:
+    def __init__(self, asker: RpcClient, addresses: list[str], name: str = "w") -> None:
         self.asker = asker
         self.seeds = [seed_of(address) for address in addresses]
         self.name = name
@@ -69,6 +69,7 @@ class Writer:
                 OpenSession(self.name, nonce), lambda m: isinstance(m, SessionOpened) and m.nonce == nonce
             )
             self.session = opened.session
+        stream = await id_of(self.asker, self.seeds, stream)
         first = self.next
         rows = data_rows(1, keys or payloads, payloads)
         self.next += len(payloads)
@@ -87,7 +88,13 @@ class Writer:
         return await self.asker.ask_head(self.seeds, message, answer, DEADLINE)
 
 
-async def create(asker: Asker, cluster: LocalCluster, name: str, region: str, gc: str = "none") -> StreamDef:
+async def id_of(asker: RpcClient, seeds: list[str], name: str) -> str:
+    """The stream that a name means."""
+    told = await asker.describe_any(seeds, DEADLINE)
+    return next(stream.id for stream in told.streams if stream.name == name)
+
+
+async def create(asker: RpcClient, cluster: LocalCluster, name: str, region: str, gc: str = "none") -> StreamDef:
     seeds = [seed_of(address) for address in cluster.addresses(region)]
     return await asker.define(seeds, "create", StreamDef(name, region, gc), DEADLINE)
 
@@ -99,8 +106,12 @@ async def horizon(cluster: LocalCluster, stream: str, region: str) -> int:
     return int(found[0]) if found else 0
 
 
-async def payloads(asker: Asker, address: str, stream: str, lo: int, hi: int) -> list[bytes]:
+async def payloads(asker: RpcClient, address: str, stream: str, lo: int, hi: int) -> list[bytes]:
     """What one replica answers for a range."""
-    answer = await asker.ask(seed_of(address), Read(stream, lo, hi, hi), lambda m: isinstance(m, Answer), DEADLINE)
-    assert isinstance(answer, Answer)
-    return answer.span.rows.batch.column("payload").to_pylist()  # type: ignore[attr-defined,no-any-return]
+    seed = seed_of(address)
+    stream = await id_of(asker, [seed], stream)
+    asked = Follow(asker.nonce(), stream, lo, hi=hi, asof=hi)
+    feed = await asker.ask(seed, asked, lambda m: isinstance(m, Feed) and m.id == asked.id and m.spans != (), DEADLINE)
+    assert isinstance(feed, Feed)
+    (span,) = feed.spans
+    return span.rows.batch.column("payload").to_pylist()  # type: ignore[attr-defined,no-any-return]

@@ -13,16 +13,16 @@ import pytest
 from server.rig import Writer, create, horizon, payloads, until
 from tidings.net.journal import replay
 from tidings.net.loop import loop_factory
-from tidings.server.asking import Asker
-from tidings.server.http import CallFailed, call
+from tidings.server.http_client import CallFailed, call
 from tidings.server.local import LocalCluster
 from tidings.server.replica import remake
+from tidings.server.rpc import RpcClient
 
 
 class Bench:
     """A cluster of two regions that the tests of this file share, and a writer."""
 
-    def __init__(self, runner: asyncio.Runner, cluster: LocalCluster, asker: Asker) -> None:
+    def __init__(self, runner: asyncio.Runner, cluster: LocalCluster, asker: RpcClient) -> None:
         self.runner = runner
         self.cluster = cluster
         self.asker = asker
@@ -55,7 +55,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("cluster")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         cluster = LocalCluster(2, 3, folder, durability="memory")
-        asker = Asker("test", cluster="tidings")
+        asker = RpcClient("test", cluster="tidings")
         runner.run(cluster.start())
         try:
             runner.run(asker.__aenter__())
@@ -89,9 +89,9 @@ def test_a_replica_tells_its_metrics_and_health(bench: Bench) -> None:
     _, middle, _ = bench.run(bench.chain())
     found = bench.cluster.process(middle)
     assert found is not None
-    assert call(found.admin, "/healthz") == {"role": "middle", "store": "open", "failed": False}
-    assert call(found.admin, "/status")["role"] == "middle"
-    with urllib.request.urlopen(f"http://127.0.0.1:{found.admin}/metrics", timeout=5) as response:
+    assert call(found.http_port, "/healthz") == {"role": "middle", "store": "open", "failed": False}
+    assert call(found.http_port, "/status")["role"] == "middle"
+    with urllib.request.urlopen(f"http://127.0.0.1:{found.http_port}/metrics", timeout=5) as response:
         text = response.read().decode()
     for line in (
         'tidings_role{role="middle"} 1.0',
@@ -105,9 +105,9 @@ def test_changes_need_the_token(bench: Bench) -> None:
     found = bench.cluster.process("supervisor")
     assert found is not None
     with pytest.raises(CallFailed, match="token is missing or wrong"):
-        call(found.admin, "/stop", {})
+        call(found.http_port, "/stop", {})
     with pytest.raises(CallFailed, match="token is missing or wrong"):
-        call(found.admin, "/stop", {}, token="guess")
+        call(found.http_port, "/stop", {}, token="guess")
 
 
 def test_when_the_head_is_killed_the_next_one_serves_and_the_killed_one_comes_back_as_tail(bench: Bench) -> None:
@@ -156,7 +156,7 @@ def test_what_is_broken_is_broken_for_a_replica_that_starts_again_too(bench: Ben
             found = cluster.process(slot)
             if found is None or not found.alive:
                 return False
-            told = await asyncio.to_thread(call, found.admin, "/status")
+            told = await asyncio.to_thread(call, found.http_port, "/status")
             return bool(told["wan"]["r1-r0"]["latency"] == 0.03 and told["wan"]["r1-r0"]["cut"] == cut)
 
         await until(lambda: shaped(True), "the restarted replica's link is slow and cut")
@@ -225,7 +225,7 @@ def test_a_durable_cluster_loses_nothing_when_every_process_is_killed(tmp_path: 
         cluster = LocalCluster(1, 2, tmp_path, durability="durable", journal=tmp_path / "journals")
         await cluster.start()
         try:
-            async with Asker("test", cluster="tidings") as asker:
+            async with RpcClient("test", cluster="tidings") as asker:
                 await create(asker, cluster, "s", "r0", "by-key")
                 writer = Writer(asker, cluster.addresses("r0"))
                 for at in range(5):

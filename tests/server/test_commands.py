@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from server.rig import tidings, tidings_json
-from tidings.server.layout import Layout, Process, read
-from tidings.server.plan import generate, render
+from tidings.server.cluster_config import generate, render
+from tidings.server.paths import ClusterPaths, Process, read
 
 
 def processes(folder: Path) -> list[Process]:
@@ -40,7 +40,9 @@ def test_up_status_stream_and_down(tmp_path: Path) -> None:
         made = tidings_json(
             "stream", "create", "prices", "--region", "r0", "--attrs", "loc string", "--gc", "by-key", *where
         )
+        id = made.pop("id")
         assert made == {"name": "prices", "region": "r0", "gc": "by-key", "attrs": "loc string"}
+        assert id.startswith("prices~")
         altered = tidings_json("stream", "alter", "prices", "--attrs", "loc string, price double", *where)
         assert altered["attrs"] == "loc string, price double"
         assert tidings_json("stream", "list", *where) == {"streams": [altered]}
@@ -73,7 +75,7 @@ def test_replicas_outlive_their_supervisor_and_the_next_one_finds_them(tmp_path:
     try:
         tidings("stream", "create", "s", "--region", "r0", *where)
         os.kill(up["pid"], signal.SIGKILL)
-        pids = {slot: process.pid for slot in ("r0/p0", "r0/p1") if (process := Layout(tmp_path).process(slot))}
+        pids = {slot: process.pid for slot in ("r0/p0", "r0/p1") if (process := ClusterPaths(tmp_path).process(slot))}
         status = tidings_json("status", *where)
         assert {each["id"]: each["pid"] for each in status["regions"][0]["replicas"] if each["alive"]} == pids
         tidings("up", "--detach", *where)
@@ -154,14 +156,15 @@ def test_no_command_writes_another_plan_over_that_of_a_directory(tmp_path: Path,
 
 @pytest.mark.parametrize("given", [True, False])
 def test_up_writes_no_plan_where_a_cluster_runs(tmp_path: Path, given: bool) -> None:
-    home, file = Layout(tmp_path / "home").make(), tmp_path / "my.toml"
+    home, file = ClusterPaths(tmp_path / "home").make(), tmp_path / "my.toml"
     file.write_text(render(generate(1, 1, port=0)))
+    how = ["-c", file] if given else ["--port", 0]
     lock = home.lock()  # its supervisor runs; somebody has moved the file away
     try:
-        assert "already runs" in tidings("up", *(["-c", file] if given else []), "--dir", home.root, "--detach", code=1)
+        assert "already runs" in tidings("up", *how, "--dir", home.root, "--detach", code=1)
     finally:
         os.close(lock)
-    assert not home.plan.exists()
+    assert not home.config_file.exists()
 
 
 @pytest.mark.parametrize("arguments", [("--regions", "0"), ("--wan", "eu"), ("--port", "99999")])

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from server.rig import Writer, tidings, tidings_json, until
-from tidings.server.asking import Asker
-from tidings.server.plan import free_port
+from tidings.server.cluster_config import free_port
+from tidings.server.rpc import RpcClient
 
 HOSTS = {
     "a": ("config east/config", "replica east/p0"),
@@ -74,7 +74,7 @@ def test_three_directories_started_separately_form_one_cluster(tmp_path: Path) -
     async def main() -> None:
         await until(complete, "two replicas in the east and one in the west", 40)
         await asyncio.to_thread(tidings, "stream", "create", "s", "--region", "east", "-c", file)
-        async with Asker("test", cluster="prices") as asker:
+        async with RpcClient("test", cluster="prices") as asker:
             east = addresses[1:3]
             await Writer(asker, east).publish("s", [b"x", b"y"])
 

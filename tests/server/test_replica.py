@@ -14,18 +14,18 @@ import pytest
 from structlog.testing import capture_logs
 
 from server.rig import until
-from tidings.protocols.membership import Membership
-from tidings.server import layout, replica
-from tidings.server.asking import NoAnswer
-from tidings.server.layout import Layout
-from tidings.server.plan import generate, render
-from tidings.server.replica import Replica, Spec
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.server import paths, replica
+from tidings.server.cluster_config import generate, render
+from tidings.server.paths import ClusterPaths
+from tidings.server.replica import ReplicaProcess, Spec
+from tidings.server.rpc import NoAnswer
 
 
 class Nobody:
     """An asker whom nobody answers."""
 
-    async def membership(self, service: str, timeout: float) -> Membership:
+    async def membership(self, service: str, timeout: float) -> ChainConfig:
         raise NoAnswer(service)
 
 
@@ -35,10 +35,10 @@ def test_a_disk_that_does_not_take_the_list_of_peers_ends_nothing_and_is_asked_a
     plan = generate(2, 1, port=0)
     file = tmp_path / "cluster.toml"
     file.write_text(render(plan))
-    peers = {"r1": plan.regions[1].founders(1)}
+    peers = {"r1": plan.regions[1].initial_chain(1)}
     proxy: Any = SimpleNamespace(inter_region=SimpleNamespace(peers=peers))
     asker: Any = Nobody()
-    write, refusals = layout.write, 3
+    write, refusals = paths.write, 3
 
     def sometimes(path: Path, value: object) -> None:
         nonlocal refusals
@@ -47,23 +47,24 @@ def test_a_disk_that_does_not_take_the_list_of_peers_ends_nothing_and_is_asked_a
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, value)
 
-    monkeypatch.setattr(layout, "write", sometimes)
-    monkeypatch.setattr(replica, "ACQUAINT", 0.01)
+    monkeypatch.setattr(paths, "write", sometimes)
+    monkeypatch.setattr(replica, "REFRESH_PEERS", 0.01)
 
     async def main() -> None:
-        process = Replica(Spec(slot="r0/p0", root=str(tmp_path), plan=str(file)), Layout(tmp_path).make())
-        task = asyncio.ensure_future(process._acquaint(asker, proxy, proxy))
+        spec = Spec(slot="r0/p0", root=str(tmp_path), config=str(file))
+        process = ReplicaProcess(spec, ClusterPaths(tmp_path).make())
+        task = asyncio.ensure_future(process._refresh_peers(asker, proxy, proxy))
 
         async def written() -> bool:
             assert not task.done(), task.exception()
-            return layout.read(tmp_path / "data/r0/p0/peers.json", dict[str, Membership]) == peers
+            return paths.read(tmp_path / "data/r0/p0/peers.json", dict[str, ChainConfig]) == peers
 
         await until(written, "peers.json")
         task.cancel()
 
     with capture_logs() as logs:
         asyncio.run(main())
-    assert [each["event"] for each in logs] == ["who forms the other chains cannot be written down"]
+    assert [each["event"] for each in logs] == ["cannot write down the chains of the other regions"]
 
 
 SERVED = """
@@ -71,7 +72,7 @@ import numpy as np
 from tidings.core import keytable, rewriting
 from tidings.core.gc import GcPolicy
 from tidings.core.history import History
-from tidings.core.listed import ListedRows
+from tidings.core.small_rows import SmallRows
 from tidings.core.rows import data_rows
 from tidings.core.span import Span
 from tidings.core.wire import decode_rows, encode_rows
@@ -96,7 +97,7 @@ for turn in range(40):
         rows = decode_rows(head, b"".join(map(bytes, body)))
     history.accept(Span("s", lo, lo + count, asof, rows))
     lo += count
-    history.accept(Span("s", lo, lo + 3, lo, ListedRows([b"1", None, b"key" * 9], [b""] * 3, lo, ())))
+    history.accept(Span("s", lo, lo + 3, lo, SmallRows([b"1", None, b"key" * 9], [b""] * 3, lo, ())))
     lo += 3
     history.purge()
 assert history.collected > 1000

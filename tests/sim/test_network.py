@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.protocols.kernel import NOTHING, Command, Effects, Input, Message, Received, Send
-from tidings.sim.network import CUT_THROUGH, Path, Port, Processors, Service
+from tidings.sim.network import CUT_THROUGH, Port, Processors, ServiceTimes, SimPath
 from tidings.sim.world import World
 
 LATENCY = 0.01
@@ -38,7 +38,7 @@ class Tell(Command, frozen=True, gc=False):
     notes: tuple[Note, ...]
 
 
-class Clerk:
+class Listener:
     """Sends what it is told to, and notes (time, sender, number) of what arrives."""
 
     def __init__(self, ledger: list[tuple[float, str, int]]) -> None:
@@ -60,11 +60,13 @@ class Clerk:
 
 
 class Office:
-    """A world of clerks, a0 and a1 in region a, b0 and b1 in region b, and what each of them noted."""
+    """A world of listeners, a0 and a1 in region a, b0 and b1 in region b, and what each of them noted."""
 
-    def __init__(self, path: Path | None = None, *, check: bool = True, seed: int = 1, **nodes: dict[str, Any]) -> None:
+    def __init__(
+        self, path: SimPath | None = None, *, check: bool = True, seed: int = 1, **nodes: dict[str, Any]
+    ) -> None:
         self.world = World(
-            seed, check=check, trace=False, inside=Path(latency=LATENCY), between=path or Path(latency=LATENCY)
+            seed, check=check, trace=False, inside=SimPath(latency=LATENCY), between=path or SimPath(latency=LATENCY)
         )
         self.ledgers: dict[str, list[tuple[float, str, int]]] = {}
         for name in ("a0", "a1", "b0", "b1"):
@@ -73,7 +75,7 @@ class Office:
         self.world.start()
 
     def _clerk(self, name: str) -> Any:
-        return lambda durable, incarnation, rng: Clerk(self.ledgers[name])
+        return lambda durable, incarnation, rng: Listener(self.ledgers[name])
 
     def tell(self, at: float, src: str, to: str, *notes: Note) -> None:
         self.world.inject(at, src, Tell(to, notes))
@@ -116,14 +118,14 @@ def test_a_downlink_is_taken_in_order_of_arrival(check: bool) -> None:
 
 @both_loops
 def test_a_processor_takes_time_per_message_and_per_event(check: bool) -> None:
-    office = Office(check=check, b0={"service": Service(per_message=0.5, per_event=0.1)})
+    office = Office(check=check, b0={"service": ServiceTimes(per_message=0.5, per_event=0.1)})
     office.tell(0.0, "a0", "b0", Note(1, carried=10), Note(2))
     assert office.run().times("b0") == pytest.approx([1.5 + LATENCY, 2 + LATENCY])
 
 
 @both_loops
 def test_a_message_with_events_costs_more_and_most_when_there_was_nothing_to_do(check: bool) -> None:
-    office = Office(check=check, b0={"service": Service(0.5, per_batch=2.0, per_wake=4.0)})
+    office = Office(check=check, b0={"service": ServiceTimes(0.5, per_batch=2.0, per_wake=4.0)})
     office.tell(0.0, "a0", "b0", Note(1, carried=1), Note(2, carried=1), Note(3))
     office.tell(20.0, "a0", "b0", Note(4), Note(5, carried=1))
     expected = [6.5, 9.0, 9.5, 20.5, 23.0]
@@ -132,7 +134,7 @@ def test_a_message_with_events_costs_more_and_most_when_there_was_nothing_to_do(
 
 @both_loops
 def test_who_is_busy_shares_the_processors_equally_with_others(check: bool) -> None:
-    office = Office(check=check, b0={"service": Service(1.0)}, b1={"service": Service(1.0)})
+    office = Office(check=check, b0={"service": ServiceTimes(1.0)}, b1={"service": ServiceTimes(1.0)})
     shared = Processors(2, others=1.0)
     for node in ("b0", "b1"):
         office.world.hosts[node].share(shared)
@@ -146,7 +148,7 @@ def test_who_is_busy_shares_the_processors_equally_with_others(check: bool) -> N
 
 @both_loops
 def test_downlink_and_processor_work_at_the_same_time(check: bool) -> None:
-    office = Office(check=check, b0={"downlink": 8000.0, "service": Service(per_message=0.75)})
+    office = Office(check=check, b0={"downlink": 8000.0, "service": ServiceTimes(per_message=0.75)})
     office.tell(0.0, "a0", "b0", Note(1), Note(2))
     assert office.run().times("b0") == pytest.approx([1.75 + LATENCY, 2.75 + LATENCY])
 
@@ -160,7 +162,7 @@ def test_a_small_message_cuts_through_an_idle_port_and_is_accounted_for(check: b
 
 @both_loops
 def test_a_message_that_cuts_through_keeps_the_processor_busy_for_the_next(check: bool) -> None:
-    office = Office(check=check, b0={"service": Service(per_message=1e-6)})
+    office = Office(check=check, b0={"service": ServiceTimes(per_message=1e-6)})
     office.tell(0.0, "a0", "b0", Note(1), Note(2))
     assert office.run().times("b0") == [LATENCY, pytest.approx(LATENCY + 2e-6, abs=1e-12)]
 
@@ -187,14 +189,14 @@ def test_a_large_message_does_not_cut_through() -> None:
 
 @given(st.floats(1e6, 1e11), st.floats(0.0, 3e-6), st.integers(1, 100_000))
 def test_the_short_cut_of_the_loop_agrees_with_the_rule(downlink: float, per_message: float, size: int) -> None:
-    port = Port("a", 0, None, downlink, Service(per_message))
+    port = Port("a", 0, None, downlink, ServiceTimes(per_message))
     if size < port.quick:
         assert size * port.down + per_message < CUT_THROUGH
         assert port.admit(1.0, size, Note(1)) == 1.0
 
 
 def test_what_waits_for_the_processor_is_lost_in_a_crash() -> None:
-    office = Office(b0={"service": Service(per_message=1.0)})
+    office = Office(b0={"service": ServiceTimes(per_message=1.0)})
     office.tell(0.0, "a0", "b0", Note(1), Note(2))
     office.world.at(1.5, lambda: office.world.crash("b0"))
     office.world.at(1.6, lambda: office.world.restart("b0"))
@@ -213,7 +215,7 @@ def test_what_arrives_at_a_node_that_is_down_does_not_wait_for_its_restart(check
 
 @both_loops
 def test_the_bandwidth_of_a_path_is_shared_by_all_who_send_that_way(check: bool) -> None:
-    office = Office(Path(latency=LATENCY, bandwidth=8000.0), check=check)
+    office = Office(SimPath(latency=LATENCY, bandwidth=8000.0), check=check)
     office.tell(0.0, "a0", "b0", Note(1))
     office.tell(0.0, "a1", "b1", Note(2))
     office.tell(0.0, "b0", "a0", Note(3))
@@ -230,7 +232,7 @@ def test_the_bandwidth_of_a_path_is_shared_by_all_who_send_that_way(check: bool)
 MANY = 4000
 
 
-def stream(path: Path, *, gap: float = 0.0001, seed: int = 1) -> Office:
+def stream(path: SimPath, *, gap: float = 0.0001, seed: int = 1) -> Office:
     """Many messages from a0 to b0, one every ``gap`` seconds."""
     office = Office(path, seed=seed, check=False)
     for number in range(MANY):
@@ -243,11 +245,11 @@ def delays(office: Office, gap: float) -> list[float]:
 
 
 def test_constant_latency_is_exact() -> None:
-    assert set(delays(stream(Path(latency=0.5), gap=1.0), 1.0)) == {0.5}
+    assert set(delays(stream(SimPath(latency=0.5), gap=1.0), 1.0)) == {0.5}
 
 
 def test_normal_latency_has_its_mean_and_deviation() -> None:
-    drawn = delays(stream(Path(latency=0.5, shape="normal", spread=0.02), gap=1.0), 1.0)
+    drawn = delays(stream(SimPath(latency=0.5, shape="normal", spread=0.02), gap=1.0), 1.0)
     mean = sum(drawn) / MANY
     deviation = (sum((delay - mean) ** 2 for delay in drawn) / MANY) ** 0.5
     assert mean == pytest.approx(0.5, abs=0.002)
@@ -256,40 +258,40 @@ def test_normal_latency_has_its_mean_and_deviation() -> None:
 
 @pytest.mark.parametrize("shape", ["lognormal", "pareto"])
 def test_heavy_tails_start_at_the_latency_and_reach_far(shape: Any) -> None:
-    drawn = sorted(delays(stream(Path(latency=0.1, shape=shape, spread=0.005), gap=100.0), 100.0))
+    drawn = sorted(delays(stream(SimPath(latency=0.1, shape=shape, spread=0.005), gap=100.0), 100.0))
     assert drawn[0] >= 0.1 - 1e-9
     assert drawn[MANY // 2] < 0.11
     assert drawn[-1] > 0.1 + 10 * 0.005
 
 
 def test_no_latency_is_below_the_floor() -> None:
-    drawn = delays(stream(Path(latency=0.1, shape="normal", spread=0.1, floor=0.05), gap=10.0), 10.0)
+    drawn = delays(stream(SimPath(latency=0.1, shape="normal", spread=0.1, floor=0.05), gap=10.0), 10.0)
     assert min(drawn) == pytest.approx(0.05, abs=1e-9)
 
 
 @pytest.mark.parametrize("shape", ["normal", "lognormal", "pareto"])
 def test_jitter_alone_does_not_reorder(shape: Any) -> None:
-    office = stream(Path(latency=0.05, shape=shape, spread=0.02))
+    office = stream(SimPath(latency=0.05, shape=shape, spread=0.02))
     assert office.numbers("b0") == list(range(MANY))
 
 
 def test_no_message_overtakes_when_jitter_ends_or_latency_falls() -> None:
-    office = Office(Path(latency=0.05))
+    office = Office(SimPath(latency=0.05))
     for number in range(MANY):
         office.tell(number * 0.0001, "a0", "b0", Note(number))
     office.world.at(0.1, lambda: office.world.impair("a", "b", shape="pareto", spread=0.02))
     office.world.at(0.2, lambda: office.world.impair("a", "b", shape=None, spread=None))
-    office.world.at(0.3, lambda: office.world.connect("a", "b", Path(latency=0.005)))
+    office.world.at(0.3, lambda: office.world.connect("a", "b", SimPath(latency=0.005)))
     office.tell(100.0, "a0", "b0", Note(MANY))
     assert office.run().numbers("b0") == list(range(MANY + 1))
     assert office.world.network.delays[0][1] == 0.005  # and the path is plain again
 
 
 def test_no_message_overtakes_when_a_constant_latency_falls() -> None:
-    office = Office(Path(latency=0.05))
+    office = Office(SimPath(latency=0.05))
     for number in range(1000):
         office.tell(number * 0.0001, "a0", "b0", Note(number))
-    office.world.at(0.05, lambda: office.world.connect("a", "b", Path(latency=0.005)))
+    office.world.at(0.05, lambda: office.world.connect("a", "b", SimPath(latency=0.005)))
     assert office.run().numbers("b0") == list(range(1000))
 
 
@@ -299,19 +301,19 @@ def rate_of(count: int, share: float) -> bool:
 
 
 def test_the_asked_share_of_messages_is_lost() -> None:
-    office = stream(Path(latency=0.05, loss=0.1))
+    office = stream(SimPath(latency=0.05, loss=0.1))
     assert rate_of(MANY - len(office.numbers("b0")), 0.1)
     assert office.world.fault_counts["loss"] == MANY - len(office.numbers("b0"))
 
 
 def test_the_asked_share_of_messages_is_doubled() -> None:
-    office = stream(Path(latency=0.05, duplication=0.1))
+    office = stream(SimPath(latency=0.05, duplication=0.1))
     assert rate_of(len(office.numbers("b0")) - MANY, 0.1)
     assert set(office.numbers("b0")) == set(range(MANY))
 
 
 def test_the_asked_share_of_messages_is_late_and_only_those() -> None:
-    office = stream(Path(latency=0.05, reordering=0.1), gap=0.0001)
+    office = stream(SimPath(latency=0.05, reordering=0.1), gap=0.0001)
     late = [delay for delay in delays(office, 0.0001) if delay > 0.05 + 1e-9]
     assert rate_of(len(late), 0.1)
     assert office.numbers("b0") != list(range(MANY))
@@ -319,7 +321,7 @@ def test_the_asked_share_of_messages_is_late_and_only_those() -> None:
 
 
 def test_random_paths_are_a_function_of_the_seed() -> None:
-    path = Path(latency=0.05, shape="pareto", spread=0.01, loss=0.1, duplication=0.1, reordering=0.1)
+    path = SimPath(latency=0.05, shape="pareto", spread=0.01, loss=0.1, duplication=0.1, reordering=0.1)
     assert stream(path, seed=5).ledgers == stream(path, seed=5).ledgers
     assert stream(path, seed=5).ledgers != stream(path, seed=6).ledgers
 
@@ -347,7 +349,7 @@ def ticks(*spans: tuple[int, int]) -> set[int]:
 
 @both_loops
 def test_nothing_passes_a_cut_until_it_heals_and_what_is_on_the_way_is_lost(check: bool) -> None:
-    office = Office(Path(latency=0.025), check=check)
+    office = Office(SimPath(latency=0.025), check=check)
     chatter(office)
     office.world.at(0.301, lambda: office.world.cut("a", "b"))
     office.world.at(0.601, lambda: office.world.heal("a", "b"))
@@ -358,7 +360,7 @@ def test_nothing_passes_a_cut_until_it_heals_and_what_is_on_the_way_is_lost(chec
 
 
 def test_what_is_on_the_way_arrives_if_a_cut_is_to_spare_it() -> None:
-    office = Office(Path(latency=0.025))
+    office = Office(SimPath(latency=0.025))
     office.world.network.lose_in_flight = False
     chatter(office)
     office.world.at(0.301, lambda: office.world.cut("a", "b"))
@@ -366,7 +368,7 @@ def test_what_is_on_the_way_arrives_if_a_cut_is_to_spare_it() -> None:
 
 
 def test_a_link_can_be_cut_one_way() -> None:
-    office = Office(Path(latency=0.025))
+    office = Office(SimPath(latency=0.025))
     chatter(office)
     office.world.at(0.301, lambda: office.world.cut("a", "b", one_way=True))
     office.run()
@@ -376,7 +378,7 @@ def test_a_link_can_be_cut_one_way() -> None:
 
 @both_loops
 def test_a_partition_keeps_two_sets_of_nodes_apart_and_nobody_else(check: bool) -> None:
-    office = Office(Path(latency=0.001), check=check)
+    office = Office(SimPath(latency=0.001), check=check)
     chatter(office)
     blocks: list[int] = []
     office.world.at(0.305, lambda: blocks.extend(office.world.partition(["a0"], ["a1", "b0"])))
@@ -389,7 +391,7 @@ def test_a_partition_keeps_two_sets_of_nodes_apart_and_nobody_else(check: bool) 
 
 def test_an_asymmetric_partition_stops_one_direction_only() -> None:
     blocks: list[int] = []
-    office = Office(Path(latency=0.001))
+    office = Office(SimPath(latency=0.001))
     chatter(office)
     office.world.at(0.305, lambda: blocks.extend(office.world.partition(["a0"], ["b0"], one_way=True)))
     office.run()
@@ -423,12 +425,12 @@ def test_a_message_to_nobody_is_counted_not_raised(check: bool) -> None:
 
 
 def test_an_impaired_path_gets_its_own_values_back() -> None:
-    office = Office(Path(latency=0.05, loss=0.01))
+    office = Office(SimPath(latency=0.05, loss=0.01))
     office.world.impair("a", "b", loss=0.5, reordering=0.5)
     office.world.impair("a", "b", loss=None)
-    assert office.world.network.links[0][1].path == Path(latency=0.05, loss=0.01, reordering=0.5)
+    assert office.world.network.links[0][1].path == SimPath(latency=0.05, loss=0.01, reordering=0.5)
     office.world.impair("a", "b", reordering=None)
-    assert office.world.network.links[0][1].path == Path(latency=0.05, loss=0.01)
+    assert office.world.network.links[0][1].path == SimPath(latency=0.05, loss=0.01)
 
 
 def test_regions_are_numbered_in_order_of_appearance() -> None:

@@ -71,7 +71,7 @@ def test_a_scenario_is_read_with_defaults_filled_in(tmp_path: Path) -> None:
     assert scenario.link("west", "east").latency == 0.03
     assert scenario.publishers[0].name == "east-pub0"
     assert scenario.publishers[0].stop == 10
-    assert scenario.protocol.fanout == 4
+    assert scenario.fabric.settings.fanout == 4
     assert scenario.swarm is None
 
 

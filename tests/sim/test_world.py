@@ -35,8 +35,8 @@ from tidings.protocols.kernel import (
 )
 from tidings.sim.disk import DiskModel
 from tidings.sim.faults import Cast, FaultEvent, Faults, apply, schedule
-from tidings.sim.network import Path, Service
-from tidings.sim.world import Host, Started, World
+from tidings.sim.network import ServiceTimes, SimPath
+from tidings.sim.world import SimHost, Started, World
 
 
 class Word(Message, frozen=True, gc=False):
@@ -279,7 +279,7 @@ def test_crash_restart_and_remove_do_nothing_where_there_is_nothing_to_do() -> N
 
 def test_a_node_added_to_a_running_world_starts_at_once() -> None:
     world = school()
-    added: list[Host] = []
+    added: list[SimHost] = []
     world.at(2.0, lambda: added.append(world.add_node("d", "far", Scholar)))
     world.inject(3.0, "a", Say("d", 1))
     world.run(9.0)
@@ -540,7 +540,7 @@ class Gossip:
 
 def gossip(seed: int, *, watched: bool = True, upset: bool = True) -> World:
     """Thirty nodes in three regions under every kind of fault there is."""
-    world = World(seed, check=watched, trace=watched, between=Path(latency=0.03, bandwidth=1e7))
+    world = World(seed, check=watched, trace=watched, between=SimPath(latency=0.03, bandwidth=1e7))
     names = [f"r{at % 3}/n{at}" for at in range(30)]
 
     def make(durable: list[Any], incarnation: int, rng: random.Random) -> Gossip:
@@ -550,7 +550,7 @@ def gossip(seed: int, *, watched: bool = True, upset: bool = True) -> World:
         world.add_node(name, region, make, disk=DiskModel())
 
     for at, name in enumerate(names):
-        service = Service(1e-6 * (at % 5), 0.0)
+        service = ServiceTimes(1e-6 * (at % 5), 0.0)
         world.add_node(name, name[:2], make, uplink=1e7, downlink=1e9, service=service, disk=DiskModel(spread=0.001))
     if upset:
         groups = [{f"r{r}": tuple(names[r + 3 * lo : 30 : 9]) for r in range(3)} for lo in range(3)]

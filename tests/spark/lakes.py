@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidings.protocols.catalog import StreamDef
+from tidings.protocols.services.catalog import StreamDef
 from tidings.spark.lake import COLUMNS, Commit, Cover, Lake, hashed, schema_of
 
 DAY = 86_400_000_000
@@ -19,7 +19,7 @@ def rows_for(definition: StreamDef, seqs: Sequence[int], **columns: Any) -> pa.T
     """Rows of a stream with these numbers; by default payload and key say the number."""
     count = len(seqs)
     made: dict[str, Any] = {
-        "stream": [definition.name] * count,
+        "stream": [definition.id] * count,
         "seq": list(seqs),
         "key": [b"%d" % (seq % 5) for seq in seqs],
         "payload": [b"%d" % seq for seq in seqs],
@@ -52,7 +52,7 @@ def append(
     lo, hi, asof = cover or (seqs[0], seqs[-1] + 1, seqs[0])
     name = f"made-{lake.snapshot().id:06d}"
     files = tuple(lake.write(rows_for(definition, seqs, **columns), name)) if seqs else ()
-    covers = (Cover(definition.name, lo, hi, asof),)
+    covers = (Cover(definition.id, lo, hi, asof),)
     commit = Commit(kind="append", at=0.0, add=files, coverage=covers, definitions=(definition,), ends=dict(ends or {}))
     lake.commit(lambda _: commit)
 

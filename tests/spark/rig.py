@@ -48,7 +48,7 @@ class Cluster:
     def servers(self) -> str:
         return self.url.removeprefix("tidings://")
 
-    def connect(self) -> sync.Connection:
+    def connect(self) -> sync.BlockingConnection:
         return sync.connect(self.url)
 
     def stop(self) -> None:
@@ -82,12 +82,12 @@ def table(count: int, first: int = 0) -> pa.Table:
 
 
 def fresh(cluster: Cluster, name: str, rows: int = 0, gc: str = "none", attrs: str = ATTRS) -> str:
-    """A new stream with so many rows."""
+    """A new stream with so many rows; its id."""
     with cluster.connect() as t:
-        t.create_stream(name, region="r0", attrs=attrs, gc=gc)
+        made = t.create_stream(name, region="r0", attrs=attrs, gc=gc)
         if rows:
             t.publish_table(name, table(rows))
-    return name
+    return made.id
 
 
 def until_forgotten(cluster: Cluster, name: str, asof: int, deadline: float = 30.0) -> None:

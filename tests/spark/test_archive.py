@@ -18,23 +18,23 @@ from spark.rig import Cluster
 from tidings import sync
 from tidings.client.events import Event
 from tidings.core.errors import BadInput
-from tidings.protocols.catalog import Description, StreamDef, StreamState
-from tidings.server import plan as plans
-from tidings.server.layout import Layout
-from tidings.server.looking import Target, declare_lost
+from tidings.protocols.services.catalog import Description, StreamDef, StreamState
+from tidings.server import cluster_config
+from tidings.server.cluster_queries import ClusterTarget, declare_lost
+from tidings.server.paths import ClusterPaths
 from tidings.spark.archive import Archive, ArchiveFailed, Source, compatible
 from tidings.spark.audit import audit_lake
 from tidings.spark.lake import Cover, Lake
 from tidings.spark.restore import restore
 
 
-def fill(t: sync.Connection, stream: str, count: int, keys: int = 5) -> None:
+def fill(t: sync.BlockingConnection, stream: str, count: int, keys: int = 5) -> None:
     columns = {"key": [b"%d" % (at % keys) for at in range(count)], "payload": [b"%d" % at for at in range(count)]}
     t.publish_table(stream, pa.table(columns))
 
 
 def payloads(lake: Lake, stream: str) -> list[tuple[int, bytes]]:
-    rows = pa.concat_tables(lake.read(stream))
+    rows = pa.concat_tables(lake.read(lake.snapshot().id_of(stream)))
     return list(zip(*[rows[name].to_pylist() for name in ("seq", "payload")], strict=True))
 
 
@@ -209,11 +209,16 @@ def test_the_lake_of_another_cluster_is_refused(
 ) -> None:
     monkeypatch.setattr("tidings.spark.archive.SETTLING", 0.5)
     with cluster.connect() as t:
-        t.create_stream("strange")
+        strange = t.create_stream("strange").id
         fill(t, "strange", 14)
-    for folder, end, why in (("other", 11, "event 10 of 'strange' .* another cluster"), ("longer", 21, "ends at 15")):
+    same = StreamDef("strange", "r0", mark=strange.partition("~")[2])
+    for folder, definition, end, why in (
+        ("other", same, 11, "event 10 of 'strange.* another cluster"),
+        ("longer", same, 21, "ends at 15"),
+        ("namesake", StreamDef("strange", "r0", mark="x"), 11, "'strange' is another one .* another cluster"),
+    ):
         lake = Lake(tmp_path / folder)
-        append(lake, StreamDef("strange", "r0"), range(1, end))
+        append(lake, definition, range(1, end))
         with pytest.raises(BadInput, match=why), Archive(MagicMock(), lake, cluster.servers):
             pass
 
@@ -223,7 +228,7 @@ def test_an_archive_takes_everything_once_over_several_runs(
 ) -> None:
     lake = Lake(tmp_path / "lake")
     with cluster.connect() as t:
-        t.create_stream("archived", gc="by-key", attrs="price double")
+        id = t.create_stream("archived", gc="by-key", attrs="price double").id
         with Archive(spark, lake, cluster.servers, tries=1) as archive:  # from the beginning: nothing is missed
             fill(t, "archived", 20)
             with monkeypatch.context() as patch:
@@ -235,23 +240,23 @@ def test_an_archive_takes_everything_once_over_several_runs(
                 patch.setattr(archive.sources["r0"], "move", _die)  # the commit is there, Spark does not know
                 with pytest.raises(ArchiveFailed, match="power cut"):
                     archive.once()
-            assert [seq for seq, _ in payloads(lake, "archived")] == list(range(1, 21))
+            assert [seq for seq, _ in payloads(lake, id)] == list(range(1, 21))
             t.publish("archived", key=b"new", payload=b"last", attrs={"price": 2.5})
             t.collect("archived", where="key = 'new'")
-            declare_lost(Target(cluster.local.files.root, None), "archived", 23, 30)
+            declare_lost(ClusterTarget(cluster.local.files.root, None), "archived", 23, 30)
             t.publish("archived", key=b"behind", payload=b"the hole")
             after = archive.once()
-    found = payloads(lake, "archived")
+    found = payloads(lake, id)
     assert [seq for seq, _ in found] == [*range(1, 23), 30] and found[20] == (21, b"last")
-    covers = [(cover.lo, cover.hi, cover.lost) for cover in after.coverage["archived"]]
+    covers = [(cover.lo, cover.hi, cover.lost) for cover in after.coverage[id]]
     assert covers == [(1, 23, False), (23, 30, True), (30, 31, False)], "what is lost is neither missing nor collected"
-    assert after.coverage["archived"][0].asof == 1
-    whole = pa.concat_tables(lake.read("archived")).to_pylist()
+    assert after.coverage[id][0].asof == 1
+    whole = pa.concat_tables(lake.read(id)).to_pylist()
     assert whole[20]["price"] == 2.5 and whole[21]["kind"] == "gc" and "key" in whole[21]["where"]
-    assert after.definitions["archived"].gc == "by-key" and after.ends["archived"] == 31
+    assert after.definitions[id].gc == "by-key" and after.ends[id] == 31
 
 
-def read_to(subscription: sync.Subscription, last: int) -> list[Event]:
+def read_to(subscription: sync.BlockingSubscription, last: int) -> list[Event]:
     """Events up to the one of this number."""
     events = [subscription.next(60.0)]
     while events[-1].seq < last:
@@ -263,27 +268,36 @@ def _die(*_: Any) -> None:
     raise RuntimeError("power cut")
 
 
-def test_an_archive_that_keeps_running_takes_in_streams_that_come_later(
+def test_an_archive_that_keeps_running_takes_in_streams_that_come_later_or_are_created_anew(
     spark: Any, cluster: Cluster, tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path / "lake")
     deadline = time.monotonic() + 240
     with cluster.connect() as t, Archive(spark, lake, cluster.servers) as archive:
-        t.create_stream("early")
+        early = t.create_stream("early").id
         fill(t, "early", 5)
+
+        ids = {"early": early}
 
         def until() -> bool:
             snapshot = lake.snapshot()
-            if snapshot.end("early") == 6 and "later" not in {each.name for each in t.streams()}:
-                t.create_stream("later")
+            if snapshot.end(early) == 6 and "later" not in ids:
+                ids["later"] = t.create_stream("later").id
                 fill(t, "later", 7)
-            return snapshot.end("later") == 8 or time.monotonic() > deadline
+            if "later" in ids and snapshot.end(ids["later"]) == 8 and "anew" not in ids:
+                t.delete_stream("later")
+                ids["anew"] = t.create_stream("later").id
+                fill(t, "later", 3)
+            return ("anew" in ids and snapshot.end(ids["anew"]) == 4) or time.monotonic() > deadline
 
         after = archive.run(until, interval=0.5)
+    assert {name: after.end(id) for name, id in ids.items()} == {"early": 6, "later": 8, "anew": 4}
     assert [seq for seq, _ in payloads(lake, "early")] == list(range(1, 6))
-    assert [seq for seq, _ in payloads(lake, "later")] == list(range(1, 8)) and after.end("later") == 8
+    assert [seq for seq, _ in payloads(lake, ids["later"])] == list(range(1, 8)) and ids["later"] in after.deleted
+    assert [seq for seq, _ in payloads(lake, "later")] == [1, 2, 3], "a name means the stream that is there"
 
 
+@pytest.mark.check
 def test_a_lost_cluster_comes_back_from_the_lake(spark: Any, tmp_path: Path) -> None:
     lake = Lake(tmp_path / "lake")
     old = Cluster(regions=2, replicas=1, dir=tmp_path / "old", durability="durable")
@@ -314,8 +328,8 @@ def test_a_lost_cluster_comes_back_from_the_lake(spark: Any, tmp_path: Path) -> 
     finally:
         old.stop()
     before = {stream: payloads(lake, stream) for stream in ("prices", "plain")}
-    files = Layout(tmp_path / "new").make()
-    files.plan.write_text(plans.render(plans.generate(2, 1, port=0)))
+    files = ClusterPaths(tmp_path / "new").make()
+    files.config_file.write_text(cluster_config.render(cluster_config.generate(2, 1, port=0)))
     assert restore(lake.root, files)["streams"] == {"prices": 41, "plain": 19}
     new = Cluster(dir=files.root)
     try:
@@ -345,7 +359,9 @@ def _judge(spark: Any, lake: Lake) -> None:
 
 
 def _missing(lake: Lake, snapshot: Any) -> dict[str, int]:
-    return {stream: snapshot.end(stream) - 1 - len(payloads(lake, stream)) for stream in ("prices", "plain")}
+    return {
+        stream: snapshot.end(snapshot.id_of(stream)) - 1 - len(payloads(lake, stream)) for stream in ("prices", "plain")
+    }
 
 
 def _replay_without_a_seam(lake: Lake, url: str) -> None:

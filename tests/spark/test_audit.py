@@ -14,8 +14,8 @@ from spark.lakes import NOON, append, lake_in, rows_for
 from tidings.check.tables import DELIVERED
 from tidings.core.hashing import hash_sum, row_hashes
 from tidings.core.ids import NEVER
-from tidings.protocols.catalog import StreamDef
-from tidings.protocols.receipts import NAMES, ReceiptSettings, definition
+from tidings.protocols.services.catalog import StreamDef
+from tidings.protocols.services.receipts import NAMES, ReceiptSettings, definition
 from tidings.spark.audit import ROWS, audit_lake, facts_of, judged
 from tidings.spark.lake import Commit, Lake
 

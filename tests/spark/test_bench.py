@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidings.lab import bench_spark
+import pytest
+
+from tidings.bench import spark as bench_spark
 
 
+@pytest.mark.check
 def test_every_run_reads_every_row(spark: Any) -> None:
     steps: list[str] = []
-    found = bench_spark.run(1, lambda done, total, what: steps.append(what), bench_spark.Scale(rows=20_000))
+    found = bench_spark.run(1, lambda done, total, what: steps.append(what), bench_spark.SparkScale(rows=20_000))
     names = {each["name"] for each in found["runs"]}
     assert names == {"source-batch", "source-stream", "generator", "parquet", "sink"} == set(steps)
     assert all(each["rows_per_s"] > 0 and each["rows"] == 20_000 for each in found["runs"])

@@ -11,7 +11,7 @@ from spark.lakes import DAY, NOON, append, lake_in, rows_for
 from tidings.core.errors import BadInput
 from tidings.core.gc import GcPolicy
 from tidings.core.history import History
-from tidings.protocols.catalog import StreamDef
+from tidings.protocols.services.catalog import StreamDef
 from tidings.spark import compact as compaction
 from tidings.spark.compact import compact
 from tidings.spark.lake import Commit, Cover, Lake

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidings.lab import spark_faults
-from tidings.lab.spark_faults import STREAM, Case, Ranges, expected, found_in, judge
+from tidings.campaign.spark import source_faults
+from tidings.campaign.spark.source_faults import STREAM, FaultCase, SeenRanges, expected, found_in, judge
 
 KEYS = [b"a", b"b", b"a", b"c", b"b", b"d"]  # 1 is collected by 3, 2 by 5
 PAYLOADS = [b"%d" % n for n in range(1, 7)]
@@ -42,13 +42,13 @@ def copy(folder: Path, rows: list[int], payloads: list[bytes] | None = None) -> 
 
 
 def judged(folder: Path, least: int = 7) -> list[str]:
-    return [invariant for invariant, _ in judge(found_in(folder / "out"), Ranges.of(folder), KEYS, PAYLOADS, least)]
+    return [invariant for invariant, _ in judge(found_in(folder / "out"), SeenRanges.of(folder), KEYS, PAYLOADS, least)]
 
 
 def test_the_model_leaves_out_what_was_collected_before_its_batch() -> None:
-    count, total = expected(KEYS, PAYLOADS, Ranges(((1, 4, 4), (4, 7, 7))))
-    assert count == 5 and total == expected(KEYS, PAYLOADS, Ranges(((1, 7, 5),)))[1]
-    assert expected(KEYS, PAYLOADS, Ranges(((1, 4, 6), (4, 7, 7))))[0] == 4
+    count, total = expected(KEYS, PAYLOADS, SeenRanges(((1, 4, 4), (4, 7, 7))))
+    assert count == 5 and total == expected(KEYS, PAYLOADS, SeenRanges(((1, 7, 5),)))[1]
+    assert expected(KEYS, PAYLOADS, SeenRanges(((1, 4, 6), (4, 7, 7))))[0] == 4
 
 
 def test_a_right_copy_is_right_and_leftovers_do_not_count(tmp_path: Path) -> None:
@@ -76,10 +76,11 @@ def test_a_changed_row_is_found(tmp_path: Path) -> None:
     assert judged(tmp_path) == ["exactly_once"]
 
 
+@pytest.mark.check
 def test_every_row_arrives_once_although_a_worker_dies() -> None:
-    outcome = spark_faults.run_seed(0, Case("worker", "sink"))  # the others: tidings check spark
+    outcome = source_faults.run_seed(0, FaultCase("worker", "sink"))  # the others: tidings check spark
     assert outcome["violations"] == []
-    assert outcome["batches"] >= spark_faults.BACKLOG // 2000 and len(outcome["story"]) == 1
+    assert outcome["batches"] >= source_faults.BACKLOG // 2000 and len(outcome["story"]) == 1
     assert outcome["starts"] == 1
 
 
@@ -95,8 +96,8 @@ def test_a_campaign_says_what_was_broken_and_how_to_run_it_again(monkeypatch: py
             "story": [],
         }
 
-    monkeypatch.setattr(spark_faults, "require_java", lambda: "java")
-    found = spark_faults.run(range(2, 4), None, one)
+    monkeypatch.setattr(source_faults, "require_java", lambda: "java")
+    found = source_faults.run(range(2, 4), None, one)
     assert found["violations"][0]["replay"] == "tidings check spark --seeds 3..4"
     assert found["faults"] == {"driver killed": 2} and "head killed on the way to sink" in found["unreached"]
     assert (found["events"], found["batches"], found["starts"]) == (10, 4, 4)

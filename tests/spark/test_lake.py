@@ -20,7 +20,7 @@ from tidings.core.errors import BadInput
 from tidings.core.gc import GcPolicy
 from tidings.core.history import History
 from tidings.core.rows import ArrowRows
-from tidings.protocols.catalog import StreamDef
+from tidings.protocols.services.catalog import StreamDef
 from tidings.spark.audit import ROWS, with_gone
 from tidings.spark.lake import ABANDONED, Commit, Cover, Lake, Snapshot, clipped, covered, gone, rows_of
 

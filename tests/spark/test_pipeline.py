@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,16 +17,17 @@ from server.rig import tidings
 from spark.lakes import NOON, rows_for
 from spark.rig import ATTRS, Cluster, pipeline_process
 from tidings import sync
+from tidings.cli.cluster_options import FoundCluster
 from tidings.cli.pipeline import place
 from tidings.core.errors import BadInput
 from tidings.core.rows import data_rows
-from tidings.protocols.catalog import StreamDef
+from tidings.protocols.services.catalog import StreamDef
 from tidings.spark import archive, columns
 from tidings.spark.audit import Facts
 from tidings.spark.lake import Lake
 from tidings.spark.options import ReadOptions
-from tidings.spark.pipeline import Busy, Project, read
-from tidings.spark.tables import HEALTH, Taken, _rates, begun, grouped, intake_of, standing, state, verdicts
+from tidings.spark.pipeline import PipelineBusy, Project, read
+from tidings.spark.tables import HEALTH, BatchTaken, _rates, begun, grouped, health_of, intake_of, state, verdicts
 
 PLAIN = StreamDef("plain", "r0")
 
@@ -42,7 +44,7 @@ def intake(seqs: range, asof: int = 1, **changes: Any) -> pa.Table:
     return whole.append_column("about", whole["stream"])
 
 
-def taken(rows: pa.Table) -> Taken:
+def taken(rows: pa.Table) -> BatchTaken:
     (found,) = grouped(iter(rows.to_batches()))
     return found
 
@@ -66,14 +68,14 @@ def test_the_live_state_is_the_last_event_of_each_key_that_nothing_has_collected
     where = ["() key = X'34'" if seq == 12 else None for seq in seqs]
     rows = intake(seqs, key=keys, kind=kinds, before=before, where=where)
     assert state(Facts("none"), taken(rows))["seq"].to_pylist() == [8, 10]  # before 8; and key 4, which is 9
-    health = standing(Facts("none"), taken(rows)).to_pylist()[0]
+    health = health_of(Facts("none"), taken(rows)).to_pylist()[0]
     assert (health["events"], health["live"], health["collected"]) == (12, 4, 8)  # the collectors live, too
 
 
 def test_what_was_collected_before_it_was_read_is_collected() -> None:
     rows = intake(range(1, 13), asof=13)
     rows = rows.filter(pa.array([seq > 7 or kind != "data" for seq, kind in zip(*_columns(rows), strict=True)]))
-    (health,) = standing(Facts("by-key", end=13), taken(rows)).to_pylist()
+    (health,) = health_of(Facts("by-key", end=13), taken(rows)).to_pylist()
     assert (health["events"], health["live"], health["collected"], health["end"]) == (5, 5, 7, 13)
     assert health["collected_share"] == pytest.approx(7 / 12)
 
@@ -109,20 +111,20 @@ def test_a_violation_is_in_the_audit_and_what_is_not_read_yet_waits() -> None:
     assert [(each["verdict"], each["region"], each["hi"]) for each in found if not each["invariant"]] == [
         ("violated", "r1", 13)
     ]
-    (health,) = standing(Facts(), taken(whole)).to_pylist()
+    (health,) = health_of(Facts(), taken(whole)).to_pylist()
     assert (health["receipts"], health["waiting"], health["subscribers"]) == (2, 1, 1)
     only = with_receipts(intake(range(1, 2)), receipt(1, 2)).slice(2)
-    assert standing(Facts(), taken(only)).num_rows == 0, "of a stream that was not read there is nothing to tell"
+    assert health_of(Facts(), taken(only)).num_rows == 0, "of a stream that was not read there is nothing to tell"
     assert set(HEALTH.names) > {"events_per_s", "latency_ms_p99", "collected_share"}
 
 
 def test_a_stream_without_events_is_in_health_with_its_region() -> None:
     schema = intake(range(1, 2)).schema
-    (health,) = standing(Facts("by-key"), taken(begun({"plain": "r1"}, schema))).to_pylist()
+    (health,) = health_of(Facts("by-key"), taken(begun({"plain": "r1"}, schema))).to_pylist()
     assert (health["stream"], health["region"], health["gc"], health["end"]) == ("plain", "r1", "by-key", 1)
     assert (health["events"], health["live"], health["collected"], health["first_at"]) == (0, 0, 0, None)
     both = pa.concat_tables([intake(range(1, 13)), begun({"plain": "r0"}, schema)])
-    assert standing(Facts(), taken(both)) == standing(Facts(), taken(intake(range(1, 13))))
+    assert health_of(Facts(), taken(both)) == health_of(Facts(), taken(intake(range(1, 13))))
 
 
 @pytest.mark.parametrize(("seconds", "rate"), [([0.0], 0.0), ([0.0, 1.02], 1 / 1.02), ([0.0, 1.0, 2.0], 1.0)])
@@ -142,7 +144,7 @@ def test_attributes_as_json_have_the_same_columns_whatever_is_declared() -> None
     attrs = {"raw": pa.array([b"\x01", None]), "day": pa.array([None, 3600], pa.timestamp("us", tz="UTC"))}
     rows: Any = data_rows(1, None, [b"x", b"y"], None, attrs)
     schema = pa.schema([("seq", pa.int64()), ("attrs", pa.string()), ("_hash", pa.int64())])
-    made = columns.Columns(schema, archive=True, json=True)
+    made = columns.SparkColumns(schema, archive=True, json=True)
     batch = made.batch("a", rows).to_pylist()
     assert json.loads(batch[0]["attrs"]) == {"raw": "01", "day": None} and batch[0]["_hash"] != batch[1]["_hash"]
     assert json.loads(batch[1]["attrs"])["day"].startswith("1970-01-01T00:00:00.0036")
@@ -157,7 +159,7 @@ def test_a_project_is_made_once_and_worked_in_by_one(tmp_path: Path) -> None:
     project = Project(tmp_path / "p").make()
     project.spec.write_text(project.spec.read_text() + "# mine\n")
     assert Project(tmp_path / "p").make().spec.read_text().endswith("# mine\n")
-    with project.alone(), pytest.raises(Busy, match="already runs"), Project(project.root).alone():
+    with project.alone(), pytest.raises(PipelineBusy, match="already runs"), Project(project.root).alone():
         pass
     with pytest.raises(BadInput, match="is not there"):
         read(None, project.root, "events")  # type: ignore[arg-type]
@@ -170,24 +172,33 @@ def test_a_regions_table_keeps_its_name() -> None:
 
 
 def test_a_directory_is_a_pipelines_or_a_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tidings.server import plan as plans
+    from tidings.server import cluster_config
 
     monkeypatch.chdir(tmp_path)
-    assert place(None) == (Path(".tidings/pipeline"), "tidings://127.0.0.1:7400")
-    assert place(tmp_path / "p") == (tmp_path / "p", "tidings://127.0.0.1:7400")
-    plan = plans.generate(1, 1, port=7500)
-    (tmp_path / "cluster.toml").write_text(plans.render(plan))
-    root, url = place(tmp_path)
-    assert root == tmp_path / "pipeline" and url == "tidings://" + ",".join(plan.regions[0].replicas)
+    default = FoundCluster(("127.0.0.1:7400",), only="127.0.0.1:7400")
+    assert place(None) == (Path(".tidings/pipeline"), default)
+    assert place(tmp_path / "p") == (tmp_path / "p", default)
+    plan = cluster_config.generate(2, 2, port=0)
+    (tmp_path / "cluster.toml").write_text(cluster_config.render(plan))
+    addresses = tuple(plan.slots().values())
+    assert place(tmp_path) == (tmp_path / "pipeline", FoundCluster(addresses, "tidings", tmp_path))
+    assert place(tmp_path, "tidings://127.0.0.1:7400") == (tmp_path / "pipeline", default)
+    monkeypatch.setenv("TIDINGS_DIR", str(tmp_path))
+    assert place(None) == place(tmp_path)
+    assert place(tmp_path / "p") == (tmp_path / "p", FoundCluster(addresses, "tidings", tmp_path))
 
 
 def test_without_java_or_a_cluster_it_says_so_on_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidings.spark.tables.TIMEOUT", 0.5)
-    common = ("--dir", tmp_path / "p", "--url", "tidings://127.0.0.1:1")
-    told = tidings("pipeline", "run", *common, code=1)
-    assert told.count("\n") == 1 and "is the cluster up" in told
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert "Spark needs Java 17" in tidings("pipeline", "dry-run", *common, code=1)
+    there = ("--dir", tmp_path / "p", "--url")
+    told = tidings("pipeline", "run", *there, "tidings://127.0.0.1:1", code=1)
+    assert told.count("\n") == 1 and "127.0.0.1:1: connection refused" in told
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"tidings://127.0.0.1:{silent.getsockname()[1]}"
+        told = tidings("pipeline", "run", *there, url, code=1)
+        assert told.count("\n") == 1 and "is the cluster up" in told
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+        assert "Spark needs Java 17" in tidings("pipeline", "dry-run", *there, url, code=1)
     assert not (tmp_path / "p").exists(), "nothing is made in vain"
 
 
@@ -263,6 +274,7 @@ def pipeline(feed: Feed, folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.check
 def test_it_runs_twice_while_the_cluster_goes_on_and_its_tables_are_right(
     spark: Any, feed: Feed, tmp_path: Path
 ) -> None:
@@ -324,7 +336,7 @@ def test_events_are_recognized_by_the_last_one_that_is_still_there(
 ) -> None:
     monkeypatch.setattr(archive, "NEAR", 2)
     with small.connect() as t:
-        t.create_stream("s", region="r0", gc="by-key")
+        s = t.create_stream("s", region="r0", gc="by-key").id
         for key in (b"a", b"b", b"c", *[b"d"] * 30):
             t.publish("s", key=key, payload=key)
         source = archive.Source("r0", small.servers, t)
@@ -332,6 +344,6 @@ def test_events_are_recognized_by_the_last_one_that_is_still_there(
         source.hold(Lake(tmp_path), {}, 60.0)
         _until(lambda: [each.horizon for each in t.streams("s")] == [34])
         source.look()
-        found = [source.newest("s", end) for end in (100, 33, 1)]  # 4 to 32 are collected
+        found = [source.newest(s, end) for end in (100, 33, 1)]  # 4 to 32 are collected
         assert [each and each["seq"].to_pylist() for each in found] == [[33], [3], None]
         source.leave()

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from spark.rig import Cluster, pipeline_process
 from tidings import sync
 from tidings.spark.pipeline import Project
+
+pytestmark = pytest.mark.check
 
 
 def test_the_streams_of_a_cluster_that_was_replaced_are_not_mixed(small: Cluster, tmp_path: Path) -> None:
@@ -31,7 +35,7 @@ def test_the_streams_of_a_cluster_that_was_replaced_are_not_mixed(small: Cluster
         done = pipeline_process("run", folder, url)
         (said,) = done.stderr.splitlines()[-1:]
         assert done.returncode == 1, done.stdout
-        assert "event 20 of 's' is another one in region r0 than in" in said and "--full-refresh begins anew" in said
+        assert " is another one in region r0 than in" in said and "--full-refresh begins anew" in said
         done = pipeline_process("run", folder, url, "--full-refresh")
         assert done.returncode == 0, done.stderr
         assert {each["stream"]: each["events"] for each in json.loads(done.stdout)["streams"]} == {"empty": 0, "s": 40}

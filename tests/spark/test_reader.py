@@ -19,10 +19,10 @@ from tidings.client.errors import AsofGone, BadInput, LeaseExpired, UnknownStrea
 from tidings.client.events import events_of
 from tidings.core.rows import ArrowRows, Origin, data_rows
 from tidings.core.span import Span
-from tidings.protocols.leases import LeaseState
-from tidings.server.looking import Target, declare_lost
+from tidings.protocols.services.leases import LeaseState
+from tidings.server.cluster_queries import ClusterTarget, declare_lost
 from tidings.spark import source
-from tidings.spark.columns import FIXED, Columns
+from tidings.spark.columns import FIXED, SparkColumns
 from tidings.spark.options import BATCH_SECONDS, LEASE_SECONDS, ReadOptions
 from tidings.spark.source import BatchReader, DataLoss, Range, StreamReader, forgotten, plan, schema_of, shares
 
@@ -67,7 +67,7 @@ def test_an_option_that_makes_no_sense_says_so(wrong: dict[str, str], says: str)
 def test_the_time_of_publishing_is_what_a_subscriber_is_told(at: float) -> None:
     rows = ArrowRows(None, data_rows(7, [b"k"], [b"x"]).batch, (Origin(7, 8, "p", at=at, region="r0"),), 7)
     [event] = events_of(Span("s", 7, 8, 8, rows))
-    told = Columns(pa.schema([("published_at", FIXED["published_at"])])).batch("s", rows)
+    told = SparkColumns(pa.schema([("published_at", FIXED["published_at"])])).batch("s", rows)
     assert told["published_at"].to_pylist() == [event.published_at]
 
 
@@ -217,7 +217,7 @@ def test_a_checkpoint_counts_more_than_starting_offsets(cluster: Cluster, caplog
             if replayed:  # the first batch was planned, and not committed
                 assert rows(made, made.initialOffset(), planned) == list(range(1, 11))
             made.latestOffset(planned, ReadAllAvailable())
-        assert "startingOffsets is ignored" in caplog.text and "'ignored': 11" in caplog.text
+        assert "startingOffsets is ignored" in caplog.text and f"'{name}': 11" in caplog.text
         made.stop()
 
 
@@ -333,17 +333,35 @@ def test_a_stream_that_is_deleted_while_it_is_read_fails_the_query_or_is_left_ou
         made.stop()
 
 
+def test_a_stream_that_was_created_anew_is_not_continued_but_begun(cluster: Cluster) -> None:
+    first = fresh(cluster, "renewed", 5)
+    made = reader(cluster, subscribe="renewed", startingOffsets="earliest")
+    begin = made.initialOffset()
+    end = made.latestOffset(begin, ReadAllAvailable())
+    assert rows(made, begin, end) == [1, 2, 3, 4, 5]
+    with cluster.connect() as t:
+        t.delete_stream("renewed")
+    second = fresh(cluster, "renewed", 9)
+    with pytest.raises(DataLoss, match=f"'{first}' is in the checkpoint"):
+        made.latestOffset(end, ReadAllAvailable())
+    made.stop()
+    made = reader(cluster, subscribe="renewed", failOnDataLoss="false")
+    after = made.latestOffset(end, ReadAllAvailable())
+    assert second != first and rows(made, end, after) == list(range(1, 10))
+    made.stop()
+
+
 def test_a_range_that_was_declared_lost_fails_a_query_and_is_named_or_is_skipped_with_a_warning(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = fresh(cluster, "declared", 10)
-    declare_lost(Target(cluster.local.files.root, None), name, 11, 21)
+    declare_lost(ClusterTarget(cluster.local.files.root, None), name, 11, 21)
     with cluster.connect() as t:
         assert t.publish(name, payload=b"behind it").seq == 21
     made = reader(cluster, subscribe=name, startingOffsets="earliest")
     begin = made.initialOffset()
     end = made.latestOffset(begin, ReadAllAvailable())
-    with pytest.raises(DataLoss, match=rf"'{name}': \[11, 21\) was declared lost"):
+    with pytest.raises(DataLoss, match=r"'declared': \[11, 21\) was declared lost"):
         rows(made, begin, end)
     made.stop()
     made = reader(cluster, subscribe=name, startingOffsets="earliest", failOnDataLoss="false")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tidings.lab import beyond, region_load, region_verdicts
 from tidings.lab.claims import Claim
+from tidings.lab.sprinkler import extensions, fanout_verdicts, load_verdicts, region_load
 from tidings.lab.study import Sql
 
 
@@ -55,8 +55,8 @@ def test_sp3_is_judged_and_drawn_from_its_rows(over: Any, tmp_path: Path) -> Non
             latency *= 3
         return run(point, {"literal-no-probe": 0.3, "own-fanout-no-probe": 0.995}.get(point["reading"], 1.001), latency)
 
-    rows = [row for point in region_verdicts.points("quick") for row in outcome(point)]
-    found = region_verdicts.report_fanout(over(rows), "quick", tmp_path)
+    rows = [row for point in fanout_verdicts.points("quick") for row in outcome(point)]
+    found = fanout_verdicts.report_fanout(over(rows), "quick", tmp_path)
     claims = named(found.claims)
     assert claims["SP3.best"].holds and claims["SP3.best"].measured.startswith("F=4 (100%, 127 ± 1 ms), F=8"), claims
     assert claims["SP3.shuffle"].holds
@@ -81,7 +81,7 @@ def test_sp4_is_judged_and_drawn_from_its_rows(over: Any, tmp_path: Path) -> Non
         for point in region_load.load_points("quick")
         for row in run(point, 1.0 if point["load"] < 1.6 else kept[point["fanout"]], 0.1 + 0.05 * point["load"])
     ]
-    claims = named(region_verdicts.report_load(over(rows), "quick", tmp_path).claims)
+    claims = named(load_verdicts.report_load(over(rows), "quick", tmp_path).claims)
     assert all(claim.holds for claim in claims.values()), claims
     assert "0.17: 118 ms, at most 158 ms" in claims["SP4.latency"].measured
     assert "F=8 90%" in claims["SP4.overload"].measured
@@ -90,7 +90,7 @@ def test_sp4_is_judged_and_drawn_from_its_rows(over: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["chain", "churn"])
 def test_what_the_paper_left_out_is_judged_from_rows_of_real_runs(name: str, over: Any, tmp_path: Path) -> None:
-    study = next(each for each in beyond.STUDIES if each.name == name)
+    study = next(each for each in extensions.STUDIES if each.name == name)
     points = [point for point in study.points("quick") if point["seed"] == 0]
     found = study.report(over([{**point, **row} for point in points for row in study.task(point)]), "quick", tmp_path)
     assert found.claims[0].holds and "0 violations" in found.claims[0].measured
@@ -110,20 +110,20 @@ def test_an_outage_and_a_buffer_are_judged_by_their_sql(over: Any, tmp_path: Pat
             "violations": 0,
         }
         for gc, late, sent in (("none", 4.0, 1000), ("by-key", 1.0, 100))
-        for outage in beyond.OUTAGES["quick"]
+        for outage in extensions.OUTAGES["quick"]
         for seed in (0, 1)
     ]
-    claims = named(beyond.report_outage(over(rows), "quick", tmp_path).claims)
+    claims = named(extensions.report_outage(over(rows), "quick", tmp_path).claims)
     assert claims["ours.catch-up"].holds and "none, 8 s: 5.0 s" in claims["ours.catch-up"].measured
     assert (
         claims["ours.bandwidth"].holds and "100 rows over the link instead of 1000" in claims["ours.bandwidth"].measured
     )
     filled = [
         {**row, "unfinished": 50 if point["recv_seconds"] < 0.05 else 0}
-        for point in beyond.buffer_points("quick")
+        for point in extensions.buffer_points("quick")
         for row in run(point, 0.6 if point["recv_seconds"] < 0.05 else 1.0, 0.1)
     ]
-    (claim,) = beyond.report_buffer(over(filled), "quick", tmp_path).claims
+    (claim,) = extensions.report_buffer(over(filled), "quick", tmp_path).claims
     assert claim.holds and claim.measured.startswith("0.02 s: 60%, 150 of 300 unfinished")
 
 
@@ -132,8 +132,8 @@ def test_real_processors_are_judged_by_their_sql(over: Any, tmp_path: Path) -> N
         late = 0.1 + 0.004 * point["seed"] + (0.006 if point["service"] == "measured" else 0.0)
         return run({"reading": "", "load": 1.0, **point}, 1.0, late)
 
-    rows = [row for point in beyond.service_points("quick") for row in outcome(point)]
-    found = beyond.report_service(over(rows), "quick", tmp_path)
+    rows = [row for point in extensions.service_points("quick") for row in outcome(point)]
+    found = extensions.report_service(over(rows), "quick", tmp_path)
     (claim,) = found.claims
     assert claim.holds and claim.measured == (
         "default 100.0%, 112 ms ± 3 ms, 0 of 600 unfinished; measured 100.0%, 118 ms ± 3 ms, 0 of 600 unfinished: "

@@ -13,13 +13,13 @@ from tidings import sync
 from tidings.client.connection import connect
 from tidings.core.errors import BadInput
 from tidings.core.rows import ArrowRows
-from tidings.protocols.catalog import StreamDef
-from tidings.protocols.receipts import ReceiptSettings, definition
-from tidings.server import plan as plans
-from tidings.server.layout import Layout
+from tidings.protocols.services.catalog import StreamDef
+from tidings.protocols.services.receipts import ReceiptSettings, definition
+from tidings.server import cluster_config
 from tidings.server.local import LocalCluster
+from tidings.server.paths import ClusterPaths
 from tidings.spark.archive import IDENTITY, Source
-from tidings.spark.columns import Columns
+from tidings.spark.columns import SparkColumns
 from tidings.spark.lake import Commit, Lake, rows_of
 from tidings.spark.restore import restore
 
@@ -27,9 +27,11 @@ PRICES = StreamDef("prices", "r0", "by-key", number=0, attrs="loc string")
 PLAIN = StreamDef("plain", "r1", number=1)
 
 
-def layout(folder: Path, regions: int = 2, durability: plans.Durability = "durable") -> Layout:
-    files = Layout(folder / "cluster").make()
-    files.plan.write_text(plans.render(plans.generate(regions, 2, durability=durability, port=0)))
+def paths_of(folder: Path, regions: int = 2, durability: cluster_config.Durability = "durable") -> ClusterPaths:
+    files = ClusterPaths(folder / "cluster").make()
+    files.config_file.write_text(
+        cluster_config.render(cluster_config.generate(regions, 2, durability=durability, port=0))
+    )
     return files
 
 
@@ -41,7 +43,7 @@ def test_a_new_cluster_begins_with_what_is_in_the_lake(tmp_path: Path) -> None:
     append(lake, definition("r0", ReceiptSettings()), range(1, 9))
     append(lake, StreamDef("gone", "r0", number=2), range(1, 4))
     lake.commit(lambda _: Commit(kind="append", at=0.0, deleted=("gone",)))
-    files = layout(tmp_path)
+    files = paths_of(tmp_path)
     told = restore(lake.root, files)
     assert told["streams"] == {"prices": 14, "plain": 7} and told["lost"] == {"plain": 2}
 
@@ -57,8 +59,8 @@ def test_a_new_cluster_begins_with_what_is_in_the_lake(tmp_path: Path) -> None:
                 told = await t.describe("r0")
                 assert told.states["_receipts/r0"].horizon == 9, "receipts go on behind those in the lake"
                 assert [each.name for each in await t.streams()] == ["plain", "prices"]
-                with pytest.raises(BadInput, match="was deleted, and its numbers cannot begin again"):
-                    await t.create_stream("gone", region="r0")
+                again = await t.create_stream("gone", region="r0")
+                assert again.id != "gone" and (await t.publish("gone", payload=b"x")).seq == 1, "another stream"
             await cluster.kill("r1/head")
             async with connect(cluster.url("r0"), timeout=30.0) as t:
                 async with t.subscribe("plain", start="earliest") as sub, asyncio.timeout(20):
@@ -70,10 +72,19 @@ def test_a_new_cluster_begins_with_what_is_in_the_lake(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_two_streams_of_one_name_are_restored_each_with_its_own_numbers(tmp_path: Path) -> None:
+    lake = lake_in(tmp_path)
+    mine, theirs = StreamDef("x", "r0", mark="a", created=1), StreamDef("x", "r1", number=1, mark="b", created=2)
+    append(lake, mine, range(1, 5), ends={mine.id: 9})  # 5 to 8 were given out, and never read
+    append(lake, theirs, range(1, 7))
+    told = restore(lake.root, paths_of(tmp_path))
+    assert told["streams"] == {mine.id: 9, theirs.id: 7} and told["lost"] == {mine.id: 4}
+
+
 def test_a_restored_cluster_is_recognized_as_the_one_that_was_archived(tmp_path: Path) -> None:
     lake = lake_in(tmp_path)
     append(lake, PLAIN, range(1, 5), published_at=[NOON + 1_234_567 * seq for seq in range(1, 5)])
-    files = layout(tmp_path)
+    files = paths_of(tmp_path)
     restore(lake.root, files)
     cluster = Cluster(dir=files.root, durability="durable")
     try:
@@ -88,14 +99,14 @@ def test_a_restored_cluster_is_recognized_as_the_one_that_was_archived(tmp_path:
     (table,) = lake.read("plain", 4, 5, lake.snapshot())
     rows = rows_of(table)
     assert isinstance(rows, ArrowRows)
-    assert found == Columns(IDENTITY, archive=True, json=True).batch("plain", rows)
+    assert found == SparkColumns(IDENTITY, archive=True, json=True).batch("plain", rows)
     assert found["published_at"].cast("int64").to_pylist() == [NOON + 4 * 1_234_567]
 
 
 def test_a_directory_with_a_cluster_in_it_is_not_written_over(tmp_path: Path) -> None:
     lake = lake_in(tmp_path)
     append(lake, PLAIN, range(1, 5))
-    files = layout(tmp_path)
+    files = paths_of(tmp_path)
     restore(lake.root, files)
     with pytest.raises(BadInput, match="there already"):
         restore(lake.root, files)
@@ -105,9 +116,9 @@ def test_what_cannot_be_restored_is_said_before_anything_is_written(tmp_path: Pa
     lake = lake_in(tmp_path)
     append(lake, PLAIN, range(1, 5))
     with pytest.raises(BadInput, match="no such region"):
-        restore(lake.root, layout(tmp_path / "one", regions=1))
+        restore(lake.root, paths_of(tmp_path / "one", regions=1))
     with pytest.raises(BadInput, match="needs disks"):
-        restore(lake.root, layout(tmp_path / "two", durability="memory"))
+        restore(lake.root, paths_of(tmp_path / "two", durability="memory"))
     append(lake, PLAIN, range(9, 12))
     with pytest.raises(BadInput, match=r"\[5, 9\) is not in the lake"):
-        restore(lake.root, layout(tmp_path / "three"))
+        restore(lake.root, paths_of(tmp_path / "three"))

@@ -11,8 +11,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.types import StructType
 
 from spark.rig import Cluster
+from tidings.campaign.spark.sink_faults import hashed, rows_of
 from tidings.core.errors import BadAttribute, BadInput
-from tidings.lab.sink_faults import hashed, rows_of
 from tidings.spark.sink import WriteOptions, check_columns, stream_writer, writer
 
 
@@ -91,6 +91,7 @@ def test_a_job_publishes_all_its_rows_or_none(spark: Any, cluster: Cluster) -> N
         assert (event.key, event.payload, event.attrs["n"], event.attrs.get("loc")) == (b"k2", b"p1234", 1234, None)
 
 
+@pytest.mark.usefixtures("spark")  # which reads the types
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
@@ -106,6 +107,7 @@ def test_columns_that_do_not_fit_are_named_with_both_types(columns: str, text: s
         check_columns("s", "price double, loc string", StructType.fromDDL(columns))
 
 
+@pytest.mark.usefixtures("spark")
 def test_columns_that_fit_are_taken() -> None:
     for columns in ("key string, payload binary, price float, loc string", "price double", "payload string"):
         check_columns("s", "price double, loc string", StructType.fromDDL(columns))

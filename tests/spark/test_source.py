@@ -51,7 +51,7 @@ def test_a_batch_read_equals_what_was_published(spark: Any, cluster: Cluster) ->
     assert df.rdd.getNumPartitions() == 3
     assert fingerprint(df) == fingerprint(published(spark, table(5000)))
     first = df.where("seq = 2").first()
-    assert (first.stream, first.region, first.pub_seq, first.kind) == (name, "r0", 2, "data")
+    assert (first.stream, first.region, first.pub_seq, first.kind) == ("batch", "r0", 2, "data"), "a name, not an id"
     assert df.columns[9:] == ["loc", "price"] and first.publisher.startswith("client-")
 
 

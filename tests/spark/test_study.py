@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tidings.core.errors import BadInput, TidingsError
-from tidings.lab import ledger, study
+from tidings.lab import study
 from tidings.lab.claims import Claim, Findings
-from tidings.lab.ledger import Ledger
 from tidings.lab.study import Sql, Study
+from tidings.results import code_hash, ledger
+from tidings.results.ledger import Ledger
 from tidings.spark import sweep
 from tidings.spark.sweep import PointsFailed, SweepFailed
 
@@ -29,10 +30,10 @@ def report(sql: Sql, scale: str, out: Path) -> Findings:
 @pytest.fixture
 def edited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process has other code than the workers of Spark."""
-    monkeypatch.setattr(ledger, "code_on_disk", lambda *modules, rooms: "edited")
-    ledger.code.cache_clear()
+    monkeypatch.setattr(code_hash, "code_on_disk", lambda *modules: "edited")
+    code_hash.code.cache_clear()
     yield
-    ledger.code.cache_clear()
+    code_hash.code.cache_clear()
 
 
 def test_points_run_once_and_only_those_of_the_scale_are_judged(spark: Any, tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_machine_is_measured_every_time_and_judged_by_this_time_alone(spark: A
 
 def test_a_machine_is_not_measured_with_code_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def edit(point: Mapping[str, Any]) -> list[dict[str, Any]]:
-        monkeypatch.setattr(study, "code_on_disk", lambda *modules, rooms: "edited")
+        monkeypatch.setattr(study, "code_on_disk", lambda *modules: "edited")
         return measure(point)
 
     alone = Study("alone", lambda scale: [{"x": 1}], edit, report, alone=True)
@@ -99,7 +100,7 @@ def test_a_machine_is_not_measured_with_code_that_changes(tmp_path: Path, monkey
 
 
 def test_workers_with_other_code_are_refused(spark: Any, tmp_path: Path, edited: None) -> None:
-    small = Study("small", lambda scale: [{"x": 1}], measure, report, ("region_load",))
+    small = Study("small", lambda scale: [{"x": 1}], measure, report)
     with pytest.raises(SweepFailed, match=r"than this command \(edited\)"):
         study.run([small], "quick", tmp_path, "local[2]")
     assert Ledger(tmp_path / "results" / "small").table().num_rows == 0

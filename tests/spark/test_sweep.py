@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from tidings.campaign import runner
+from tidings.campaign.sprinkler import campaign
 from tidings.core.errors import BadInput, TidingsError
-from tidings.lab import campaign, fleet
 from tidings.sim.run import simulate
 from tidings.spark import session, sweep
 from tidings.spark.session import NoSpark, _refuse_silent, _refuse_strange, require_java, said_of
@@ -173,36 +174,36 @@ def test_a_simulation_inside_a_task_has_the_trace_hash_that_it_has_outside(spark
 
 def test_a_campaign_on_spark_finds_what_it_finds_here_and_goes_on_where_it_stopped(spark: Any, tmp_path: Path) -> None:
     here = campaign.run_seed(1)
-    fleet.run("sprinkler", range(1, 2), master="local[2]", folder=tmp_path)
-    (there,) = fleet.Ledger(tmp_path, fleet.SCHEMA).table().to_pylist()
+    runner.run("sprinkler", range(1, 2), master="local[2]", folder=tmp_path)
+    (there,) = runner.Ledger(tmp_path, runner.SCHEMA).table().to_pylist()
     assert there["hash"] == here["hash"]
-    again = fleet.run("sprinkler", range(1, 2), master="local[2]", folder=tmp_path)
+    again = runner.run("sprinkler", range(1, 2), master="local[2]", folder=tmp_path)
     assert again["already_in_ledger"] == 1
-    assert fleet.totals(tmp_path)["seeds"] == 1
+    assert runner.totals(tmp_path)["seeds"] == 1
 
 
 def dies(point: Mapping[str, Any]) -> dict[str, Any]:
     if point["seed"] == 1:
         os._exit(9)
-    return fleet.killed(point["seed"], "no") | {"violations": []}
+    return runner.killed(point["seed"], "no") | {"violations": []}
 
 
 def test_a_seed_that_kills_its_worker_is_in_the_ledger_as_violated(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "_task", dies)
-    result = fleet.run("sprinkler", range(3), master="local[2]", folder=tmp_path)
+    monkeypatch.setattr(runner, "_task", dies)
+    result = runner.run("sprinkler", range(3), master="local[2]", folder=tmp_path)
     ((seed, invariant),) = [(each["seed"], each["invariant"]) for each in result["violations"]]
-    assert (seed, invariant) == (1, "process") and fleet.totals(tmp_path)["seeds"] == 3
+    assert (seed, invariant) == (1, "process") and runner.totals(tmp_path)["seeds"] == 3
 
 
 def test_a_campaign_refuses_workers_with_other_code(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "code", lambda *modules, rooms: "edited")  # in this process, not in the workers
+    monkeypatch.setattr(runner, "code", lambda *modules: "edited")  # in this process, not in the workers
     with pytest.raises(SweepFailed, match=r"than this command \(edited\)"):
-        fleet.run("sprinkler", range(1, 2), master="local[2]", folder=tmp_path)
-    assert fleet.totals(tmp_path)["runs"] == 0
+        runner.run("sprinkler", range(1, 2), master="local[2]", folder=tmp_path)
+    assert runner.totals(tmp_path)["runs"] == 0
 
 
 def fake_java(folder: Path, version: str) -> None:

@@ -11,8 +11,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from tidings.core.errors import BadInput
-from tidings.lab import region_load, tune
-from tidings.server import plan
+from tidings.lab import tune
+from tidings.lab.sprinkler import region_load
+from tidings.server import cluster_config
 
 
 def test_the_best_of_what_was_tried_is_recommended_and_fits_a_cluster(
@@ -38,7 +39,7 @@ def test_the_best_of_what_was_tried_is_recommended_and_fits_a_cluster(
 
     whole = found["toml"] + '[[regions]]\nname = "r0"\nconfig = "127.0.0.1:7409"\nreplicas = ["127.0.0.1:7400"]\n'
     (tmp_path / "cluster.toml").write_text(whole)
-    settings = plan.load(tmp_path / "cluster.toml").protocol
+    settings = cluster_config.load(tmp_path / "cluster.toml").fabric.settings
     assert {name: getattr(settings, name) for name in found["recommended"]} == found["recommended"]
 
 
@@ -56,8 +57,8 @@ def fabric(monkeypatch: pytest.MonkeyPatch) -> Callable[[Measured], None]:
             for point in [{**base, **choice} for choice in choices]:
                 share, finished, latency = measured(point)
                 said = {"share": share, "finished": finished, "latency": latency, "unfinished": int(finished < 1)}
-                plan = region_load.scenario(1, rate=point["rate"], seconds=1.0)
-                offered = point["regions"] * plan.publishers[-1].rate
+                cluster_config = region_load.scenario(1, rate=point["rate"], seconds=1.0)
+                offered = point["regions"] * cluster_config.publishers[-1].rate
                 rows.append({**point, **said, "uplink": 1e6 * point["fanout"], "offered": offered})
             return sorted(rows, key=lambda row: (-row["share"], -row["finished"], row["latency"] or 9))
 

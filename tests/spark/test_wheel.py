@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from spark.rig import Cluster, fresh, options
 
 
+@pytest.mark.check
 def test_an_installed_wheel_registers_the_format(small: Cluster, tmp_path: Path) -> None:
     name = fresh(small, "wheel", 10)
     root = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from tidings.core.history import History
 from tidings.core.ids import StreamId
 from tidings.core.rows import Origin, before_rows, data_rows
 from tidings.core.span import Span
-from tidings.protocols.log import Log, Logged, Record
+from tidings.protocols.replication.log import Log, Logged, Record
 from tidings.store import Store, StoreError
 from tidings.store.files import DATA
 
@@ -65,7 +65,7 @@ def summary(log: Log) -> dict[str, Any]:
         "last": log.last,
         "records": [one.digest for one in log.between(log.committed, log.last)],
         "ends": log.ends,
-        "epochs": (log.token_epoch, log.joined_epoch, log.made(log.committed)),
+        "epochs": (log.token_epoch, log.joined_epoch, log.epoch_of(log.committed)),
         "histories": {
             name: (one.horizon, [span.digest for span in one.know(1, one.horizon)], one.live)
             for name, one in log.histories.items()

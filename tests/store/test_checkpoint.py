@@ -12,9 +12,18 @@ from hypothesis import strategies as st
 from store.helpers import STREAMS, Host, PowerSwitch, batch, empty_log, make_history, record, summary
 from tidings.core.rows import ArrowRows, data_rows
 from tidings.core.span import Span
-from tidings.protocols.log import Checkpoint, CutBack, DiskEntry, Installed, Log, Logged, Record, TokenPassed
+from tidings.protocols.replication.log import (
+    Checkpoint,
+    CutBack,
+    DiskEntry,
+    Installed,
+    Log,
+    Logged,
+    Record,
+    TokenPassed,
+)
 from tidings.store import Checkpointer, Store, StoreDamaged
-from tidings.store.disk import Disk, piece_key
+from tidings.store.disk import LogDisk, piece_key
 from tidings.store.store import Places, _runs
 
 
@@ -66,7 +75,7 @@ class Replica:
         for at in range(self.log.last + 3):
             ahead.append(record(ahead, 3, 1, 1, salt=salt + at))
             ahead.commit_next()
-        pieces, made = ahead.snapshot(6), ahead.made(ahead.committed)
+        pieces, made = ahead.snapshot(6), ahead.epoch_of(ahead.committed)
         for index, spans in enumerate(pieces):
             self.persist(Installed(ahead.committed, index, spans, index == len(pieces) - 1, made))
         self.log.install(ahead.committed, [span for piece in pieces for span in piece], made)
@@ -362,7 +371,7 @@ def test_a_piece_that_is_missing_is_noticed(replica: Replica) -> None:
     grown(replica, 1)
     replica.settle()
     replica.host.close()
-    disk = Disk(replica.path, "a1", 1 << 24, 1 << 24)
+    disk = LogDisk(replica.path, "a1", 1 << 24, 1 << 24)
     with disk._environment.begin(write=True) as transaction:
         assert transaction.delete(piece_key(disk.state.generation, 1))
     disk.close()
@@ -395,7 +404,7 @@ def test_recovery_ignores_where_a_checkpoint_stands_as_long_as_later_records_fol
     pieces = log.snapshot(5)
     lsn = log.committed
     checkpoint = [
-        Checkpoint(lsn, index, spans, index == len(pieces) - 1, lsn, 0, 0, log.made(lsn))
+        Checkpoint(lsn, index, spans, index == len(pieces) - 1, lsn, 0, 0, log.epoch_of(lsn))
         for index, spans in enumerate(pieces)
     ]
     assert summary(Log.recover(make_history, STREAMS, [*entries, *checkpoint])) == summary(log)

@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from store.helpers import Host, logged
-from tidings.protocols.log import Logged, TokenPassed
+from tidings.protocols.replication.log import Logged, TokenPassed
 from tidings.store import Store, StoreDamaged, StoreError, StoreFailed, StoreFull, StoreTooNew, codec, files
 from tidings.store import store as store_module
 from tidings.store.codec import Entry, State, encode
-from tidings.store.disk import STATE_KEY, UNEXPLAINED, Disk, log_key
+from tidings.store.disk import STATE_KEY, UNEXPLAINED, LogDisk, log_key
 from tidings.store.files import DATA
 
 
@@ -178,17 +178,22 @@ def test_a_damaged_store_is_put_aside_and_the_node_starts_empty(path: Path) -> N
 # --- no room --------------------------------------------------------------------------------------------
 
 
+def fill(host: Host, entries: list[Logged]) -> None:
+    """Write until the store is full; the first entries have been acknowledged by then."""
+    for token, entry in enumerate(entries, 1):
+        host.store.write(entry, token)
+        if token == 5:
+            host.settled(token)
+    host.until(lambda: host.store.condition == "full")
+
+
 def test_a_full_map_stops_acknowledgements_and_goes_on_when_it_may_grow(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "FULL_RETRY", 0.01)
     entries = logged(400, 60)
     host = Host(Store.open(path, map_size=1 << 16, max_map_size=1 << 19))
-    for token, entry in enumerate(entries, 1):
-        host.store.write(entry, token)
-        if token % 5 == 0:
-            host.loop.run_until_complete(asyncio.sleep(0))
-    host.until(lambda: host.store.condition == "full")
+    fill(host, entries)
     assert isinstance(host.store.error, StoreFull)
     before = list(host.tokens)
     assert 0 < before[-1] < 400
@@ -208,11 +213,7 @@ def test_a_full_map_stops_acknowledgements_and_goes_on_when_it_may_grow(
 def test_a_store_that_is_closed_while_full_keeps_what_was_acknowledged(path: Path) -> None:
     entries = logged(400, 60)
     host = Host(Store.open(path, map_size=1 << 16, max_map_size=1 << 19))
-    for token, entry in enumerate(entries, 1):
-        host.store.write(entry, token)
-        if token % 5 == 0:
-            host.loop.run_until_complete(asyncio.sleep(0))
-    host.until(lambda: host.store.condition == "full")
+    fill(host, entries)
     acknowledged = host.tokens[-1]
     host.close()
     again = Store.open(path, map_size=1 << 16, max_map_size=1 << 26)
@@ -314,11 +315,11 @@ def test_input_output_errors_are_believed_only_where_there_is_room(path: Path, m
 
 
 def test_a_sync_that_fails_is_final(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Disk) -> None:
+    def broken(self: LogDisk) -> None:
         raise lmdb.Error("mdb_env_sync: Input/output error")
 
     host = Host(opened(path))
-    monkeypatch.setattr(Disk, "_sync", broken)
+    monkeypatch.setattr(LogDisk, "_sync", broken)
     host.store.write(TokenPassed(1), 1)
     host.until(lambda: host.store.condition == "failed")
     assert host.tokens == []

@@ -8,22 +8,22 @@ from pathlib import Path
 from store.helpers import Host
 from tidings.core.rows import data_rows
 from tidings.core.span import Span
-from tidings.protocols.leases import LEASES, Entry, Leases, LeaseSettings
-from tidings.protocols.log import Logged, Record
-from tidings.protocols.proxy import Proxy, ProxySettings, StreamDef
+from tidings.protocols.nodes.replica import Replica, ReplicaSettings, StreamDef
+from tidings.protocols.replication.log import Logged, Record
+from tidings.protocols.services.leases import LEASES, LeaseEntry, Leases, LeaseSettings
 from tidings.store import Checkpointer, Store
 
 ROUNDS = 40
 
 
-def replica(entries: list[object]) -> Proxy:
+def replica(entries: list[object]) -> Replica:
     streams = [StreamDef("s", "r", "by-key")]
-    return Proxy("p", "r", "config", streams, {}, ProxySettings(), entries, random.Random(1))  # type: ignore[arg-type]
+    return Replica("p", "r", "config", streams, {}, ReplicaSettings(), entries, random.Random(1))  # type: ignore[arg-type]
 
 
 def table(lo: int, asof: int) -> Span:
     leases = Leases(LeaseSettings())
-    leases.entries = {"a": Entry("s", asof, 60.0, 1 << 20)}
+    leases.entries = {"a": LeaseEntry("s", asof, 60.0, 1 << 20)}
     return Span.of(LEASES, lo, leases.rows(lo, 0.0))
 
 
@@ -65,7 +65,7 @@ def test_leased_rows_survive_a_checkpoint_during_which_the_lease_moves(tmp_path:
     while back.log.committed < made.log.committed:
         back.log.commit_next()
     back.log.histories["s"].purge()
-    assert back.leased == made.leased == {"a": Entry("s", 19, 60.0, 1 << 20)}
+    assert back.table.leases.table == made.table.leases.table == {"a": LeaseEntry("s", 19, 60.0, 1 << 20)}
     assert {asof: back.log.histories["s"].rows(1, 80, asof).digest for asof in range(19, 81)} == wanted
     assert histories["s"].held(19) > 0
     again.close()

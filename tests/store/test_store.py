@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from store.helpers import STREAMS, Host, PowerSwitch, empty_log, logged, make_history, record, summary
 from tidings.core.rows import NO_ROWS, CountedRows
 from tidings.core.span import Span
-from tidings.protocols.log import Checkpoint, CutBack, Installed, Log, Logged, Record, TokenPassed
-from tidings.protocols.membership import Membership
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.log import Checkpoint, CutBack, Installed, Log, Logged, Record, TokenPassed
 from tidings.store import Store, StoreBusy, StoreFailed, StoreForeign, disk
 from tidings.store import store as store_module
 from tidings.store.codec import Entry, decode, encode
@@ -43,8 +43,8 @@ EVERY_SORT: list[Entry] = [
     TokenPassed(4),
     Checkpoint(9, 0, SPANS, False, 9, 2, 1),
     Checkpoint(9, 0, SPANS, True, 9, 2, 1, 3),
-    Membership("eu", 5, ("a1", "a2"), "a3"),
-    Membership("eu", 5, ("a1",)),
+    ChainConfig("eu", 5, ("a1", "a2"), "a3"),
+    ChainConfig("eu", 5, ("a1",)),
     *logged(4, rows=100),
 ]
 
@@ -129,12 +129,12 @@ def test_a_queue_over_its_bound_says_so_until_it_is_not(path: Path) -> None:
 def test_the_decisions_of_a_configuration_service_are_kept_and_old_ones_go(path: Path) -> None:
     host = Host(small(path))
     for epoch in range(1, 400):
-        host.store.write(Membership("eu", epoch, ("a1", "a2")), epoch)
+        host.store.write(ChainConfig("eu", epoch, ("a1", "a2")), epoch)
         if epoch % 50 == 0:
             host.settled(epoch)
     host.close()
     again = small(path)
-    assert [one.epoch for one in again.entries if isinstance(one, Membership)] == [
+    assert [one.epoch for one in again.entries if isinstance(one, ChainConfig)] == [
         *range(400 - len(again.entries), 400)
     ]
     assert store_module.MEMBERSHIPS <= len(again.entries) <= 2 * store_module.MEMBERSHIPS
@@ -219,7 +219,7 @@ def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path, lengths: lis
 
 def test_without_the_sync_a_power_cut_loses_what_was_acknowledged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above is able to fail."""
-    monkeypatch.setattr(disk.Disk, "_sync", lambda self: None)
+    monkeypatch.setattr(disk.LogDisk, "_sync", lambda self: None)
     _, acknowledged = run_until_power_is_cut(path, [5, 5, 5])
     again = small(path)
     assert len(again.entries) < acknowledged
@@ -229,7 +229,7 @@ def test_without_the_sync_a_power_cut_loses_what_was_acknowledged(path: Path, mo
 def crash_before_the_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Logged]:
     """Entries of which the last is written but not synced, and not acknowledged: its process died in between."""
 
-    def die(self: disk.Disk) -> None:
+    def die(self: disk.LogDisk) -> None:
         raise lmdb.Error("planted")
 
     entries = logged(2)
@@ -237,7 +237,7 @@ def crash_before_the_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[L
     host.store.write(entries[0], 1)
     host.settled(1)
     with monkeypatch.context() as patch:
-        patch.setattr(disk.Disk, "_sync", die)
+        patch.setattr(disk.LogDisk, "_sync", die)
         host.store.write(entries[1], 2)
         host.until(lambda: bool(host.conditions))
     assert host.tokens == [1]
@@ -258,12 +258,12 @@ def test_what_is_read_after_a_crash_survives_a_power_cut(path: Path, monkeypatch
 
 
 def test_a_store_that_cannot_be_synced_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: disk.Disk) -> None:
+    def refuse(self: disk.LogDisk) -> None:
         raise lmdb.Error("planted")
 
     crash_before_the_sync(path, monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(disk.Disk, "_sync", refuse)
+        patch.setattr(disk.LogDisk, "_sync", refuse)
         with pytest.raises(StoreFailed, match="may not be on the disk"):
             small(path)
     small(path).close()  # it has let go of the lock

@@ -2,7 +2,7 @@
 
 from tidings.check.invariants import (
     ALL_INVARIANTS,
-    Fault,
+    FaultKind,
     Invariant,
     Violation,
     acknowledged,
@@ -25,7 +25,7 @@ __all__ = [
     "GAUGE",
     "LOG",
     "PUBLISHED",
-    "Fault",
+    "FaultKind",
     "Invariant",
     "LogEvent",
     "Trace",

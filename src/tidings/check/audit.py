@@ -1,18 +1,18 @@
 """The audit of deliveries: for every subscriber and stream proved, violated, lost or unverifiable, and why.
 
-`audit` judges one or several streams by the invariants that are about receipts. Besides the trace it is told where
-each stream *ends* as its owner knows it: a receipt beyond that is for something never published, one that lies only
-beyond what the published table has got to cannot be judged yet. What it adds to the invariants is what is not known:
+`audit` judges one or several streams by the invariants that are about receipts. Besides the trace it gets the *end* of
+each stream as its owner knows it. A receipt beyond the end is for something never published. A receipt that is only
+beyond the end of the published table cannot be judged yet. To the invariants the audit adds what is not known:
 
-- copies of one receipt say one thing: they count once;
-- receipts are numbered without holes, from 1 on, within an incarnation, so a missing number is a receipt that was not
-  kept, or was collected before anybody has read it. What lies there is unverifiable, and not a gap in delivery;
-- numbers that their owner has declared lost are counted: whoever was to be handed one of them is not proved;
-- a receipt that depends on numbers of which nothing is known (``gone``), on a filter that cannot be evaluated, or on
-  what is not in the table yet, is unverifiable.
+- copies of one receipt count once;
+- receipts are numbered without holes, from 1 on, within an incarnation. So a missing number is a receipt that was not
+  kept, or was collected before it was read. Its range is unverifiable, and not a gap in delivery;
+- numbers that their owner has declared lost are counted: a subscriber that should have got one is not proved;
+- a receipt is unverifiable if it depends on numbers of which nothing is known (``gone``), on a filter that cannot be
+  evaluated, or on rows that are not in the table yet.
 
-Violated is whoever has a violation; lost whoever has none, but lost numbers; unverifiable whoever has neither, but
-something unverifiable; proved everybody else.
+A subscriber with a violation is violated; one without violations but with lost numbers is lost; one with neither but
+with something unverifiable is unverifiable; every other is proved.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ from tidings.check.invariants import Violation, finality, gaps, integrity, judge
 from tidings.check.survivors import Ints, Mask, codes, ints
 from tidings.check.tables import Trace
 from tidings.core.ids import FIRST, StreamId
+
+UNREAD = "the events were not read (not archived yet, or the stream is deleted)"
+COLLECTED = "events were collected before they were read"
+FORGOTTEN = "events that were lost since may have collected others"
+UNKNOWN_FILTER = "the filter cannot be evaluated outside of the cluster"
+"""Why a receipt cannot be judged."""
+REASON = pa.field("reason", pa.string())
 
 
 class Verdict(StrEnum):
@@ -62,17 +69,18 @@ class Pair:
     lost: int  # of the numbers, those that were declared lost
     unkept: int  # receipts that are missing
     violations: int
+    detail: str | None = None  # why some of it cannot be verified
 
 
 @dataclass(frozen=True)
-class Findings:
+class AuditFindings:
     """What an audit finds. Violations that name no subscriber are of the stream itself."""
 
     pairs: list[Pair]
     violations: list[Violation]
 
 
-def audit(trace: Trace, ends: Mapping[StreamId, int], *, whole: bool = True) -> Findings:
+def audit(trace: Trace, ends: Mapping[StreamId, int], *, whole: bool = True) -> AuditFindings:
     """Judge all receipts of a trace; ``ends``: the first number that each stream's owner had not given out yet.
 
     Not ``whole``: earlier receipts were judged before, so that the first one here need not be the first.
@@ -82,23 +90,32 @@ def audit(trace: Trace, ends: Mapping[StreamId, int], *, whole: bool = True) -> 
     found, unsure, lost = contents(everything, ends)
     found += [*no_duplication(everything), *order(everything), *unexplained(receipts)]
     later = receipts.filter(pa.array(unkept(receipts, whole=whole)))
-    return Findings(pairs(receipts, unsure, lost, found, Counter(_keys(later))), found)
+    return AuditFindings(pairs(receipts, unsure, lost, found, Counter(_keys(later))), found)
 
 
 def contents(
     trace: Trace, ends: Mapping[StreamId, int]
 ) -> tuple[list[Violation], pa.Table, Counter[tuple[str, StreamId]]]:
-    """Each receipt by itself: what is wrong, what cannot be judged, how many lost numbers each subscriber has."""
+    """Each receipt by itself: what is wrong, what cannot be judged (with its `REASON`), and the lost numbers."""
     receipts = trace.delivered
     early = _early(trace.published, receipts, ends)
     here = replace(trace, delivered=receipts.filter(pa.array(~early)))
-    unsure = [receipts.filter(pa.array(early))]
+    unsure = [doubted(receipts.filter(pa.array(early)), UNREAD)]
     lost = Counter[tuple[str, str]]()
     for seen, _, expected, comparable in judged(here):
-        unsure.append(seen.filter(pa.array(~comparable)))
+        collected = expected.unsure > 0
+        forgotten = (expected.forgotten > 0) & ~collected
+        unsure.append(doubted(seen.filter(pa.array(~comparable & collected)), COLLECTED))
+        unsure.append(doubted(seen.filter(pa.array(~comparable & forgotten)), FORGOTTEN))
+        unsure.append(doubted(seen.filter(pa.array(~comparable & ~collected & ~forgotten)), UNKNOWN_FILTER))
         for at in np.flatnonzero(expected.lost).tolist():
             lost[seen["subscriber"][at].as_py(), seen["stream"][at].as_py()] += int(expected.lost[at])
     return [*integrity(here), *finality(here), *missing(here)], pa.concat_tables(unsure), lost
+
+
+def doubted(receipts: pa.Table, reason: str) -> pa.Table:
+    """Receipts that cannot be judged, with the reason."""
+    return receipts.append_column(REASON, pa.repeat(pa.scalar(reason), receipts.num_rows))
 
 
 def unexplained(receipts: pa.Table) -> list[Violation]:
@@ -117,7 +134,7 @@ def unkept(receipts: pa.Table, *, whole: bool) -> Mask:
 
 
 def distinct(receipts: pa.Table) -> pa.Table:
-    """Each receipt once: whoever is not answered sends it again."""
+    """Each receipt once: a client without an answer sends it again."""
     return receipts.group_by(receipts.column_names, use_threads=False).aggregate([])
 
 
@@ -166,8 +183,13 @@ def pairs(
     by = {(row["subscriber"], row["stream"]): row for row in summed}
     none = dict.fromkeys([f"{name}_{how}" for name, how in wanted], 0)
     doubt = Counter[tuple[str, str]]()
-    for key, lo, hi in zip(_keys(unsure), unsure["lo"].to_pylist(), unsure["hi"].to_pylist(), strict=True):
+    ranges: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
+    for key, lo, hi, why in zip(
+        _keys(unsure), *[unsure[name].to_pylist() for name in ("lo", "hi", "reason")], strict=True
+    ):
         doubt[key] += hi - lo
+        first, end = ranges.setdefault(key, {}).get(why, (lo, hi))
+        ranges[key][why] = min(first, lo), max(end, hi)
     wrong = Counter([(each.where["subscriber"], each.where["stream"]) for each in found if "subscriber" in each.where])
     return [
         Pair(
@@ -183,9 +205,19 @@ def pairs(
             lost=lost[key],
             unkept=unkept[key],
             violations=wrong[key],
+            detail=_because(ranges.get(key, {}), unkept[key]),
         )
         for key, row in ({key: none for key in (*wrong, *unkept)} | by).items()
     ]
+
+
+def _because(ranges: Mapping[str, tuple[int, int]], unkept: int) -> str | None:
+    """In words what cannot be verified, and why; None if everything can."""
+    reasons = [f"[{lo}, {hi}): {why}" for why, (lo, hi) in ranges.items()]
+    if unkept:
+        places = "one place" if unkept == 1 else f"{unkept} places"
+        reasons.append(f"receipts are missing in {places} (collected before they were read, or not taken in time)")
+    return "; ".join(reasons) or None
 
 
 def _keys(receipts: pa.Table) -> list[tuple[str, StreamId]]:

@@ -1,19 +1,19 @@
 """What must hold of every run: one function per invariant, from a trace to the violations found in it.
 
 The functions are pure, look at nothing but the trace, and treat streams (`chain_prefix`: regions) separately, so a
-trace may be split by stream and its parts judged apart. Each names only what is its own: a receipt whose rows are too
-few is a matter of completeness, too many of finality, the right number but other rows of integrity.
+trace may be split by stream and its parts judged apart. Each reports its own kind of violation: a receipt with too few
+rows is a matter of completeness, with too many of finality, with the right number but other rows of integrity.
 
 Together they state Sprinkler's guarantee (A1.4-A1.8): every subscriber is handed every published event of a stream in
 order, once, or a gap that a committed collector explains, and that collector (or one that implies it) after it. The
-last part needs no function of its own: without holes, with exactly the expected rows in every receipt, and with every
-living subscriber at the end of the stream, whatever collected a missing row is delivered or itself collected by
-something later.
+last part needs no function of its own. It follows from the others: receipts have no holes, each has exactly the
+expected rows, and every living subscriber is at the end of the stream. So a collector of a missing row is delivered, or
+was itself collected by something later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -28,7 +28,7 @@ from tidings.core.filters import parse, parse_attributes
 from tidings.core.ids import FIRST, NEVER, StreamId
 
 
-class Fault(StrEnum):
+class FaultKind(StrEnum):
     """What can be wrong with a delivery, in a word."""
 
     MISSING = "missing"  # a row that survives was not handed over
@@ -46,7 +46,7 @@ class Violation:
     invariant: str
     where: Mapping[str, Any]
     detail: str
-    fault: Fault | None = None  # of a delivery
+    fault: FaultKind | None = None  # of a delivery
 
 
 Invariant: TypeAlias = Callable[[Trace], list[Violation]]
@@ -71,13 +71,13 @@ def integrity(trace: Trace) -> list[Violation]:
         ahead, early = expected.unknown > 0, ints(receipts, "asof") > stream.end
         end = f"the stream ends at {stream.end}"
         detail = "{k} numbers were never committed; " + end
-        found += _at("integrity", receipts, _RECEIPT, ahead, detail, Fault.UNPUBLISHED, k=expected.unknown)
+        found += _at("integrity", receipts, _RECEIPT, ahead, detail, FaultKind.UNPUBLISHED, k=expected.unknown)
         detail = "collected by what was never committed; " + end
-        found += _at("integrity", receipts, _RECEIPT, early & ~ahead, detail, Fault.UNPUBLISHED)
+        found += _at("integrity", receipts, _RECEIPT, early & ~ahead, detail, FaultKind.UNPUBLISHED)
         other = (ints(receipts, "rows") == expected.rows) & comparable & ~ahead
         other &= expected.hashed & valid(receipts, "hash_sum") & (hashes(receipts, "hash_sum") != expected.hash_sum)
         detail = "its rows are not those that were sent and survive"
-        found += _at("integrity", receipts, _RECEIPT, other, detail, Fault.WRONG)
+        found += _at("integrity", receipts, _RECEIPT, other, detail, FaultKind.WRONG)
     return found
 
 
@@ -87,9 +87,9 @@ def no_duplication(trace: Trace) -> list[Violation]:
     lo, hi, rows = ints(receipts, "lo"), ints(receipts, "hi"), ints(receipts, "rows")
     reached = _reached(codes(receipts, "subscriber", "incarnation", "stream"), lo, hi)
     twice, detail = lo < reached, "all below {end} came before"
-    found = _at("no_duplication", receipts, _RECEIPT, twice, detail, Fault.TWICE, end=reached)
+    found = _at("no_duplication", receipts, _RECEIPT, twice, detail, FaultKind.TWICE, end=reached)
     twice, detail = rows > hi - lo, "{rows} rows are more than its numbers"
-    found += _at("no_duplication", receipts, _RECEIPT, twice, detail, Fault.TWICE, rows=rows)
+    found += _at("no_duplication", receipts, _RECEIPT, twice, detail, FaultKind.TWICE, rows=rows)
     events = _sent(trace)
     number, count = ints(events, "number"), ints(events, "count")
     repeated = number < _reached(codes(events, "stream", "publisher", "session"), number, number + count)
@@ -114,7 +114,7 @@ def order(trace: Trace) -> list[Violation]:
     seq, stream, tick = ints(ticked, "seq"), codes(ticked, "stream"), ints(ticked, "tick")
     early = _descends(np.lexsort((seq, stream)), stream, tick)
     return [
-        *_at("order", receipts, _RECEIPT, back, "does not lead upwards", Fault.DISORDER),
+        *_at("order", receipts, _RECEIPT, back, "does not lead upwards", FaultKind.DISORDER),
         *_at("order", events, _EVENT, overtaken, "committed before an earlier event of its publisher"),
         *_at("order", ticked, _EVENT, early, "its tick is below that of an earlier number"),
     ]
@@ -130,7 +130,7 @@ def gaps(receipts: pa.Table) -> list[Violation]:
     lo, hi = ints(receipts, "lo"), ints(receipts, "hi")
     reached = _reached(codes(receipts, "subscriber", "incarnation", "stream"), lo, hi)
     detail = "nothing covers {end} to {lo}"
-    return _at("completeness", receipts, _RECEIPT, lo > reached, detail, Fault.GAP, end=reached, lo=lo)
+    return _at("completeness", receipts, _RECEIPT, lo > reached, detail, FaultKind.GAP, end=reached, lo=lo)
 
 
 def missing(trace: Trace) -> list[Violation]:
@@ -139,7 +139,7 @@ def missing(trace: Trace) -> list[Violation]:
     for receipts, _, expected, comparable in judged(trace):
         rows, want = ints(receipts, "rows"), expected.rows
         fewer, detail = (rows < want) & comparable, "{rows} rows, but {want} survive"
-        found += _at("completeness", receipts, _RECEIPT, fewer, detail, Fault.MISSING, rows=rows, want=want)
+        found += _at("completeness", receipts, _RECEIPT, fewer, detail, FaultKind.MISSING, rows=rows, want=want)
     return found
 
 
@@ -150,7 +150,7 @@ def finality(trace: Trace) -> list[Violation]:
         rows, want, numbers = ints(receipts, "rows"), expected.rows, ints(receipts, "hi") - ints(receipts, "lo")
         undead = (rows > want + expected.lost) & (rows <= numbers) & (expected.unknown == 0) & (expected.unsure == 0)
         detail = "{rows} rows, but only {want} survive"
-        found += _at("finality", receipts, _RECEIPT, undead, detail, Fault.WRONG, rows=rows, want=want)
+        found += _at("finality", receipts, _RECEIPT, undead, detail, FaultKind.WRONG, rows=rows, want=want)
     return found
 
 
@@ -239,7 +239,7 @@ def bounded(trace: Trace) -> list[Violation]:
 
 
 def convergence(trace: Trace) -> list[Violation]:
-    """Whoever lived to the end has reached the end of every stream that it follows."""
+    """A subscriber that lived to the end has reached the end of every stream that it follows."""
     ends = {name: Survivors(events, "none").end for name, events, _ in _streams(trace)}
     return [
         Violation("convergence", {"node": node, "stream": stream, "horizon": horizon}, f"the stream ends at {end}")
@@ -262,9 +262,9 @@ ALL_INVARIANTS: tuple[Invariant, ...] = (
 )
 
 
-def judge(trace: Trace) -> list[Violation]:
-    """Everything that must not have happened, by every invariant."""
-    return [violation for invariant in ALL_INVARIANTS for violation in invariant(trace)]
+def judge(trace: Trace, more: Sequence[Invariant] = ()) -> list[Violation]:
+    """Everything that must not have happened, by every invariant, and by ``more`` that hold of this run."""
+    return [violation for invariant in (*ALL_INVARIANTS, *more) for violation in invariant(trace)]
 
 
 def _streams(trace: Trace) -> Iterator[tuple[StreamId, pa.Table, pa.Table]]:
@@ -282,7 +282,8 @@ def judged(trace: Trace) -> Iterator[tuple[pa.Table, Survivors, Expected, Mask]]
             filtered = _passing(trace, name, lens)
             stream = Survivors(events, trace.policies.get(name, "none"), filtered)
             expected = stream.expect(*(ints(seen, bound) for bound in ("lo", "hi", "asof")))
-            yield seen, stream, expected, (expected.unsure == 0) & (filtered is not None or not lens)
+            comparable = (expected.unsure == 0) & (expected.forgotten == 0)
+            yield seen, stream, expected, comparable & (filtered is not None or not lens)
 
 
 def _passing(trace: Trace, stream: StreamId, lens: str) -> Passing | None:
@@ -361,7 +362,7 @@ def _at(
     names: tuple[str, ...],
     found: Mask,
     detail: str,
-    fault: Fault | None = None,
+    fault: FaultKind | None = None,
     /,
     **values: Ints,
 ) -> list[Violation]:

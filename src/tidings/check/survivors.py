@@ -16,7 +16,8 @@ Worked out from the published table alone and independently of `core.history`, w
   implies it and is still there, also collects whatever the gone one did. So receipts as of A or later can be judged
   without it; how many gone numbers an earlier one depends on is its ``unsure``.
 - A *lost* number has no row and collects nothing, as of every asof. Who was handed it before it was lost has up to so
-  many rows more: ``lost`` says how many numbers of a receipt that may be.
+  many rows more: ``lost`` says how many numbers of a receipt that may be. Before it was lost it may have collected
+  others: a receipt as of a number inside a lost range may have fewer rows, and ``forgotten`` is above 0.
 - Through a filter only the rows that pass count; ``passing`` says which do.
 """
 
@@ -89,6 +90,7 @@ class Expected:
     hashed: Mask  # whether hash_sum is known
     unknown: Ints  # how many of the receipt's numbers were never committed
     lost: Ints  # how many of them their owner has declared lost
+    forgotten: Ints  # how many lost numbers below its asof may have collected rows of it before they were lost
     unsure: Ints  # how many numbers decide about the receipt of which nothing is known: it cannot be judged
 
 
@@ -142,6 +144,14 @@ class Survivors:
         runs = self._lost, self._lost_counts, self._lost_sums
         return _below(hi, *runs) - _below(lo, *runs)
 
+    def _forgotten(self, asof: Ints) -> Ints:
+        """How far each asof lies inside a lost range: nothing is sent as of such a number after its loss."""
+        if not len(self._lost):
+            return np.zeros_like(asof)
+        run = np.maximum(np.searchsorted(self._lost, asof) - 1, 0)
+        inside = np.maximum(asof - self._lost[run], 0)
+        return np.where(inside < self._lost_counts[run], inside, 0)
+
     def alive(self, asof: int = NEVER) -> Ints:
         """The numbers that survive the collectors below asof, ascending; of a run of counted events the first."""
         low = self._reach[np.searchsorted(self._collectors, asof)]
@@ -169,6 +179,7 @@ class Survivors:
             hashed=self._known[stop] - self._known[start] == numbers,
             unknown=unknown,
             lost=lost,
+            forgotten=self._forgotten(asof),
             unsure=self._unsure(first, hi, asof),
         )
 

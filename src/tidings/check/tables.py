@@ -5,12 +5,13 @@
   (publisher, session, number) with what the owner's log committed (``seq``, ``committed_hash``).
 - ``delivered``: the receipts. "Of [lo, hi) these many rows, with this hash sum, survive collection below asof."
 - ``log``: what happened to each record of a region's chain at each replica, in the order in which it happened.
-- ``gauge``: measured values with their bounds, and ``alive:<stream>``: the final horizon of whoever lived to the end.
+- ``gauge``: measured values with their bounds, and ``alive:<stream>``: the final horizon of each subscriber that lived
+  to the end.
 
-A null says what is not known: ``seq`` (never committed), ``publisher`` (committed, but nobody sent it), ``acked_seq``
-(never acknowledged), ``hash``, ``committed_hash``, ``hash_sum``, ``tick`` (counted rows: content is not compared).
-A row with ``gone`` is a number that whoever kept the table came too late for; of it nothing else is known.
-A row of kind `LOST` is a run of numbers that the stream's owner has declared lost: nobody has what they were.
+A null says what is not known: ``seq`` (never committed), ``publisher`` (committed, but no publisher sent it),
+``acked_seq`` (never acknowledged), ``hash``, ``committed_hash``, ``hash_sum``, ``tick`` (counted rows: content is not
+compared). A row with ``gone`` is a number that was collected before it could be recorded; nothing else of it is known.
+A row of kind `LOST` is a run of numbers that the stream's owner has declared lost: no replica has those events.
 Hashes are 64 unsigned bits kept as int64, because Spark has no unsigned type; `table` converts.
 """
 

@@ -36,7 +36,7 @@ from tidings.cli import (
     version,
     why,
 )
-from tidings.cli.options import is_utf8
+from tidings.cli.arguments import is_utf8
 from tidings.core.errors import TidingsError
 
 EXTRAS = {
@@ -47,7 +47,7 @@ EXTRAS = {
 
 app = typer.Typer(
     name="tidings",
-    help="Reliable event broadcast across regions: simulate it, break it, check it, measure it.",
+    help="Reliable event broadcast across regions: run clusters, simulate, inject faults, check, measure.",
     epilog="Example: tidings sim scenarios/sprinkler-link-cut.toml --seed 7",
     no_args_is_help=True,
     add_completion=False,
@@ -74,15 +74,15 @@ app.command("replay", epilog=replay.EXAMPLE)(replay.replay)
 app.command("audit", epilog=audit.EXAMPLE)(audit.audit)
 app.add_typer(pipeline.app, name="pipeline")
 app.command("sim", epilog=sim.EXAMPLE)(sim.sim)
-app.command("check", epilog=check.EXAMPLE)(check.check)
+app.command("check", cls=check.CheckCommand, epilog=check.EXAMPLE)(check.check)
 app.add_typer(lab.app, name="lab")
 app.add_typer(bench.app, name="bench")
 app.command("version", epilog=version.EXAMPLE)(version.version)
 
 
 def main() -> None:
-    """Run the command line; whatever goes wrong becomes one line and exit code 1."""
-    for each in sys.argv[1:] if sys.argv[1:2] != ["pub"] else ():  # what is published may be any bytes
+    """Run the command line; an error becomes one line on stderr and exit code 1."""
+    for each in sys.argv[1:] if sys.argv[1:2] != ["pub"] else ():  # a payload may be any bytes
         if not is_utf8(each):
             fail(f"{each[:80]!r} is not UTF-8: only the key and the payload of `tidings pub` may be other bytes")
     try:

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import os
 import re
-from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from tidings.cli.output import BROKEN, Json, emit, not_built, progress, table
+from tidings.cli.output import BROKEN, Json, count, emit, listed, not_built, number, progress, say, table
+
+if TYPE_CHECKING:
+    from tidings.campaign.targets import Target
 
 EXAMPLE = "Example: tidings check sprinkler --seeds 0..500     (one seed again: --seeds 17..18)"
-CLUSTER_SEEDS = range(30)  # a seed of the cluster takes about fifteen seconds
 LEDGER = Path("build/ledger")
-SPARK_SEEDS = range(14)  # one for each fault and target, and two on a standalone Spark; a seed takes about a minute
 
 
-class Target(StrEnum):
-    """What can be checked."""
+class CheckCommand(TyperCommand):
+    """Lists the targets in its help, those of plugins too."""
 
-    sprinkler = "sprinkler"
-    cluster = "cluster"
-    spark = "spark"
-    sink = "sink"
-    gryphon = "gryphon"
-    bounded = "bounded"
-    fire = "fire"
-    qsm = "qsm"
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        from tidings.campaign.targets import PROMISED, targets
 
-
-BUILT = (Target.sprinkler, Target.cluster, Target.spark, Target.sink)
+        with formatter.section("Targets"):
+            found = [(each.name, f"{each.about}; seeds {each.seeds.start}..{each.seeds.stop}") for each in targets()]
+            formatter.write_dl([*found, *[(name, "not built yet") for name in PROMISED]])
+        super().format_options(ctx, formatter)
 
 
 def parse_seeds(text: str) -> range:
@@ -45,8 +43,7 @@ def parse_seeds(text: str) -> range:
 LedgerDir = Annotated[
     Path | None,
     typer.Option(
-        help="Where outcomes of sprinkler and cluster are kept, as Parquet; default build/ledger. "
-        "Spark, sink, --mutants and --power-cuts keep none.",
+        help="Directory of the ledger with the outcomes of seeds (Parquet); default build/ledger.",
         show_default=False,
     ),
 ]
@@ -54,90 +51,109 @@ LedgerDir = Annotated[
 
 def check(
     target: Annotated[
-        Target | None,
+        str | None,
         typer.Argument(
-            help="A protocol to simulate, a cluster, or Spark that reads from one (spark) or writes to one (sink); "
-            "gryphon, bounded, fire and qsm are not built yet.",
-            show_default=False,
+            metavar="TARGET", help="What to check; `tidings check --help` lists the targets.", show_default=False
         ),
     ] = None,
     seeds: Annotated[
         range | None,
-        typer.Option(
-            parser=parse_seeds, metavar="A..B", help="Seeds A to B-1; default 0..100, cluster 0..30, spark 0..14."
-        ),
+        typer.Option(parser=parse_seeds, metavar="A..B", help="Seeds A to B-1; default: those of the target."),
     ] = None,
-    mutants: Annotated[bool, typer.Option("--mutants", help="Plant bugs and count which are caught.")] = False,
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Plant bugs in the code and count those that the checkers catch.")
+    ] = False,
     power_cuts: Annotated[
         int | None,
-        typer.Option("--power-cuts", min=1, help="Cluster: cut the power so many times instead.", show_default=False),
+        typer.Option("--power-cuts", min=1, help="cluster: cut the power this many times instead.", show_default=False),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at once; default: one per core.")] = None,
     master: Annotated[
         str | None,
         typer.Option(
-            help="Run seeds as tasks of this Spark, e.g. 'local[2]'; those in the ledger are not run again.",
+            help="Run seeds as Spark tasks, e.g. 'local[2]'; skip seeds that are in the ledger.",
             show_default=False,
         ),
     ] = None,
-    ledger: Annotated[bool, typer.Option("--ledger", help="Sum up all seeds ever run instead.")] = False,
+    ledger: Annotated[bool, typer.Option("--ledger", help="Instead: sum up all seeds in the ledger.")] = False,
     ledger_dir: LedgerDir = None,
     as_json: Json = False,
 ) -> None:
-    """Break a protocol, or a cluster of real processes, with random faults and judge every trace.
+    """Inject random faults, and check every trace. The target is a simulated protocol or a real cluster.
 
-    With --mutants the judges are judged: planted bugs must be caught.
+    Exit code 3 if an invariant does not hold. --mutants tests the checkers: they must catch planted bugs.
     """
     if ledger:
         if mutants or any(given is not None for given in (target, seeds, power_cuts, jobs, master)):
-            raise typer.BadParameter("--ledger sums up whatever has been run: beside it only --ledger-dir and --json")
+            raise typer.BadParameter("--ledger sums up all seeds: it takes only --ledger-dir and --json")
         _ledger(ledger_dir, as_json)
         return
-    if target is None:
-        raise typer.BadParameter(f"say what to check: {', '.join(BUILT)} (or --ledger for all that has been checked)")
-    if target not in BUILT:
-        raise not_built(f"check {target}", BUILT)
-    if jobs is not None and (master is not None or target is not Target.sprinkler):
-        raise typer.BadParameter("--jobs is for a simulation without --master, which says itself how many: 'local[4]'")
-    if mutants and target in (Target.spark, Target.sink):
-        raise typer.BadParameter("--mutants is for sprinkler and cluster")
-    if master is not None and (mutants or power_cuts is not None or target is not Target.sprinkler):
-        raise typer.BadParameter("--master is for seeds of a simulation")
+    chosen = _chosen(target)
+    given = {"--jobs": jobs, "--master": master, "--power-cuts": power_cuts, "--mutants": mutants or None}
+    _refuse_ignored(chosen, {option for option, value in given.items() if value is not None}, seeds)
     processes = jobs or os.cpu_count() or 1
-    if mutants and seeds is not None:
-        raise typer.BadParameter("--mutants chooses its own seeds: leave out --seeds")
-    if power_cuts is not None and (mutants or target is not Target.cluster):
-        raise typer.BadParameter("--power-cuts is for the target cluster, and without --mutants")
     if power_cuts is not None:
         _power_cuts(power_cuts, (seeds or range(1)).start, as_json)
     elif mutants:
-        _mutants(target.value, processes, as_json)
-    elif target is Target.sink:
-        _sink(seeds or range(1), as_json)
-    elif target is Target.cluster:
-        _campaign(target.value, seeds or CLUSTER_SEEDS, 1, None, ledger_dir or LEDGER, as_json)
-    elif target is Target.spark:
-        _copies(seeds or SPARK_SEEDS, as_json)
+        _mutants(chosen, processes, as_json)
+    elif chosen.by_seed:
+        processes = processes if chosen.simulated else 1
+        _campaign(chosen.name, seeds or chosen.seeds, processes, master, ledger_dir or LEDGER, as_json)
     else:
-        _campaign(target.value, seeds or range(100), processes, master, ledger_dir or LEDGER, as_json)
+        _whole(chosen, seeds or chosen.seeds, as_json)
 
 
-def _copies(seeds: range, as_json: bool) -> None:
-    """Exactly once from a stream to Parquet, or to another stream."""
-    from tidings.lab import spark_faults
+def _chosen(name: str | None) -> Target:
+    from tidings.campaign.targets import PROMISED, target_of, targets
+    from tidings.core.errors import BadInput
 
-    with progress(f"spark, seeds {seeds.start}..{seeds.stop}") as report:
-        result = spark_faults.run(seeds, report)
-    emit(result, as_json, lambda: _show(result, len(seeds)))
+    known = [each.name for each in targets()]
+    if name is None:
+        raise typer.BadParameter(f"say what to check: {', '.join(known)} (or --ledger to sum up what was checked)")
+    if name in PROMISED and name not in known:
+        raise not_built(f"check {name}", known)
+    try:
+        return target_of(name)
+    except BadInput as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+EXCLUSIVE = (
+    ("--jobs", "--master", "with --master say 'local[4]'"),
+    ("--mutants", "--master", "mutants run here, --jobs at a time"),
+    ("--mutants", "--power-cuts", "they are two things to do: give one"),
+)
+"""Options of which one would be ignored, and what to do."""
+
+
+def _refuse_ignored(target: Target, given: set[str], seeds: range | None) -> None:
+    """An option that would have no effect is wrong usage."""
+    from tidings.campaign.targets import targets
+
+    for option in sorted(given - target.options):
+        takers = ", ".join([each.name for each in targets() if option in each.options])
+        raise typer.BadParameter(f"{option} is for {takers}, not for {target.name}")
+    for one, other, instead in EXCLUSIVE:
+        if {one, other} <= given:
+            raise typer.BadParameter(f"{one} and {other} do not go together: {instead}")
+    if "--mutants" in given and seeds is not None:
+        raise typer.BadParameter("--mutants chooses its own seeds: leave out --seeds")
+
+
+def _whole(target: Target, seeds: range, as_json: bool) -> None:
+    """A target that is judged as a whole."""
+    with progress(f"{target.name}, seeds {seeds.start}..{seeds.stop}") as report:
+        result = target.campaign.run(seeds, report)
+    emit(result, as_json, lambda: _show_runs(result) if "runs" in result else _show(result, len(seeds)))
     if result["violations"]:
         raise typer.Exit(BROKEN)
 
 
 def _campaign(target: str, seeds: range, jobs: int, master: str | None, folder: Path, as_json: bool) -> None:
-    from tidings.lab import fleet
+    from tidings.campaign import runner
 
     with progress(f"{target}, seeds {seeds.start}..{seeds.stop}") as report:
-        result = fleet.run(target, seeds, report, jobs, master, folder)
+        result = runner.run(target, seeds, report, jobs, master, folder)
 
     emit(result, as_json, lambda: _show(result, len(seeds)))
     if result["violations"]:
@@ -145,88 +161,86 @@ def _campaign(target: str, seeds: range, jobs: int, master: str | None, folder: 
 
 
 def _show(result: dict[str, Any], seeds: int) -> None:
-    table("faults", ["kind", "count"], sorted(result["faults"].items()))
-    table("goals", ["goal", "reached"], sorted(result["reached"].items()))
-    for goal in result["unreached"]:
-        print("never reached:", goal)
+    """For a person: the verdict, what violates it, then how far the campaign got."""
+    hours = f"{number(result['hours_simulated'])} hours simulated"
+    extent = f"{result['events']:,} events of real processes" if "events" in result else hours
+    print(f"{count(len(result['violations']), 'violation')} in {count(seeds, 'seed')} ({extent})")
     for violation in result["violations"]:
         print(f"VIOLATION of {violation['invariant']} with seed {violation['seed']}; replay: {violation['replay']}")
-        if violation["invariant"] == "exception":  # whoever replays it wants to see where it was raised
+        if violation["invariant"] == "exception":  # a replay needs to know where it was raised
             print(violation["detail"])
-    hours = f"{result['hours_simulated']:.2f} hours simulated"
-    extent = f"{result['events']:,} events of real processes" if "events" in result else hours
-    print(f"{seeds} seeds, {extent}, {len(result['violations'])} violations")
+    if faults := {kind: times for kind, times in result["faults"].items() if times}:
+        say(f"faults injected: {listed(faults)}")
+    if result["reached"]:
+        print()
+        table("", ["goal", "reached"], sorted(result["reached"].items()))
+        print()
+    if result["unreached"]:
+        say(f"note: {count(len(result['unreached']), 'goal')} not reached: {', '.join(result['unreached'])}")
+    if result["reached"] or result["unreached"]:
+        say("(a goal: a rare situation that the faults are to bring about; more seeds reach more of them)")
 
 
-def _sink(seeds: range, as_json: bool) -> None:
-    """Exactly once from a query to a stream."""
-    import tempfile
-
-    from tidings.lab import sink_faults
-
-    with tempfile.TemporaryDirectory(prefix="tidings-sink-") as folder, progress("sink, faults") as report:
-        result = sink_faults.run(seeds, Path(folder), report)
-
-    def show() -> None:
-        rows = [(each["fault"], each["rows"], each["expected"], each["runs"], each["holds"]) for each in result["runs"]]
-        table("exactly once", ["fault", "rows", "expected", "runs of the query", "holds"], rows)
-        print(f"{len(result['runs'])} queries, {len(result['violations'])} violations")
-
-    emit(result, as_json, show)
-    if result["violations"]:
-        raise typer.Exit(BROKEN)
+def _show_runs(result: dict[str, Any]) -> None:
+    """For a person: the verdict, then what became of each query."""
+    queries = "1 query" if len(result["runs"]) == 1 else f"{len(result['runs'])} queries"
+    print(f"{count(len(result['violations']), 'violation')} in {queries}")
+    print()
+    rows = [(each["fault"], each["rows"], each["expected"], each["runs"], each["holds"]) for each in result["runs"]]
+    table("", ["fault", "rows", "expected", "starts", "holds"], rows)
+    print()
+    say("(rows: what the stream has; expected: what the query wrote; starts: how often the query was started)")
 
 
 def _ledger(folder: Path | None, as_json: bool) -> None:
-    """``folder``: as somebody has named it, who then expects something there."""
+    """Sum up a ledger. ``folder``: the one that the user named, which then must be there."""
+    from tidings.campaign import runner
     from tidings.core.errors import BadInput
-    from tidings.lab import fleet
 
     if folder is not None and not any(folder.glob("part-*.parquet")):
         raise BadInput(
-            f"--ledger-dir {folder} is no ledger, it has no part-*.parquet: name one that `check` has written"
+            f"--ledger-dir {folder} is no ledger: it has no part-*.parquet; name a directory that `check` wrote"
         )
-    result = fleet.totals(folder or LEDGER)
+    result = runner.totals(folder or LEDGER)
 
     def show() -> None:
         if not result["runs"]:
-            print(f"no ledger yet in {LEDGER}: tidings check sprinkler begins one")
+            print(f"no ledger yet in {LEDGER}: `tidings check sprinkler` writes one")
             return
+        before = f"; {count(result['mended'], 'seed')} violated before, not any more" if result["mended"] else ""
+        print(f"{count(result['violations'], 'violation')} in {count(result['seeds'], 'seed')}, last run each{before}")
+        for each in result["failures"]:
+            print(f"VIOLATION of {each['invariant']} at {each['commit']}; replay: {each['replay']}")
+        print(f"{count(result['runs'], 'run')} at {count(len(result['commits']), 'commit')}")
+        print()
         rows = [
             (name, one["runs"], one["seeds"], one["violated"], one["hours_simulated"])
             for name, one in result["by_target"].items()
         ]
-        table("all seeds ever run", ["target", "runs", "seeds", "violated", "hours simulated"], rows)
-        for each in result["failures"]:
-            print(f"VIOLATION of {each['invariant']} at {each['commit']}; replay: {each['replay']}")
-        print(
-            f"{result['runs']} runs of {result['seeds']} seeds, {len(result['commits'])} commits; when each last ran, "
-            f"{result['violations']} violations ({result['mended']} seeds were violated before)"
-        )
+        table("", ["target", "runs", "seeds", "violated", "hours simulated"], rows)
 
     emit(result, as_json, show)
     if result["violations"]:
         raise typer.Exit(BROKEN)
 
 
-def _mutants(target: str, jobs: int, as_json: bool) -> None:
-    from tidings.lab import cluster_mutants, mutants
-
-    with progress(f"{target}, mutants") as report:
-        result = cluster_mutants.run(report) if target == Target.cluster else mutants.run(target, report, jobs)
+def _mutants(target: Target, jobs: int, as_json: bool) -> None:
+    with progress(f"{target.name}, mutants") as report:
+        result = import_module(target.mutants).run(target.name, report, jobs)
     generated: dict[str, Any] = result["generated"]
 
     def show() -> None:
-        if "by_invariant" in result:
-            table("mutants caught by each judge", ["judge", "mutants"], sorted(result["by_invariant"].items()))
-        for each in result.get("planted", ()):
-            print(f"{each['id']}: " + (f"seed {each['seed']}, {', '.join(each['by'])}" if each["by"] else "escaped"))
-        print(f"planted: {result['caught']} of {result['mutants']} caught")
-        print(f"generated: {generated['caught']} of {generated['mutants']} caught")
-        for survivor in generated["survivors"]:
-            print(f"survived: {survivor['where']}: {survivor['why']}")
+        print(f"planted bugs: {result['caught']:,} of {result['mutants']:,} caught")
+        print(f"generated bugs: {generated['caught']:,} of {generated['mutants']:,} caught")
         for broken in result["broken"]:
-            print("BROKEN:", broken)
+            say(f"BROKEN: {broken}")
+        for each in result.get("planted", ()):
+            say(f"{each['id']}: " + (f"seed {each['seed']}, {', '.join(each['by'])}" if each["by"] else "escaped"))
+        for survivor in generated["survivors"]:
+            say(f"survived: {survivor['where']}: {survivor['why']}")
+        if "by_invariant" in result:
+            print()
+            table("", ["checker", "bugs that it caught"], sorted(result["by_invariant"].items()))
 
     emit(result, as_json, show)
     if result["broken"]:
@@ -234,16 +248,16 @@ def _mutants(target: str, jobs: int, as_json: bool) -> None:
 
 
 def _power_cuts(cuts: int, seed: int, as_json: bool) -> None:
-    from tidings.lab import power_cuts
+    from tidings.campaign.cluster import power_cuts
 
     with progress(f"{cuts} power cuts") as report:
         result = power_cuts.run(cuts, seed, report)
 
     def show() -> None:
+        print(f"{count(result['violated'], 'violation')} in {count(result['power_cuts'], 'power cut')}")
         for violation in result["violations"]:
-            print(f"VIOLATION of {violation['invariant']}: {violation['detail']}; replay: {violation['replay']}")
-        print(f"{result['power_cuts']} power cuts, {result['put_back']} stores put back, {result['events']:,} events")
-        print(f"{result['violated']} violations")
+            say(f"VIOLATION of {violation['invariant']}: {violation['detail']}; replay: {violation['replay']}")
+        print(f"{count(result['put_back'], 'store')} put back to the last completed sync, {result['events']:,} events")
 
     emit(result, as_json, show)
     if result["violations"]:

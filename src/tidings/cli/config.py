@@ -27,8 +27,8 @@ def check(
     file: Annotated[Path, typer.Argument(help="A cluster file.", metavar="FILE", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Check a cluster file; what is wrong is said on one line: where, which value, what is allowed."""
-    from tidings.server.plan import load
+    """Check a cluster file. An error names the line, the value and what is allowed."""
+    from tidings.server.cluster_config import load
 
     plan = load(file)
     regions = [{"name": each.name, "replicas": len(each.replicas), "config": each.config} for each in plan.regions]

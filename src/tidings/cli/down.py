@@ -6,25 +6,32 @@ from typing import Annotated
 
 import typer
 
+from tidings.cli.cluster_options import Directory, Url, supervised_directory
 from tidings.cli.output import Json, emit
-from tidings.cli.where import DIRECTORY, Directory
 
 EXAMPLE = "Example: tidings down --dir .tidings"
 
 
 def down(
-    directory: Directory = DIRECTORY,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds until processes are killed.")] = 20.0,
+    url: Url = None,
+    directory: Directory = None,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait before processes are killed.")] = 20.0,
     as_json: Json = False,
 ) -> None:
-    """End a cluster: gracefully, then, after a while, by killing the processes its run files name."""
-    from tidings.server.ending import end
-    from tidings.server.layout import Layout
+    """Stop a cluster. Its processes are asked to end; those that are left after the timeout are killed."""
+    from tidings.cli.learned_addresses import forget
+    from tidings.server.cluster_addresses import cluster_addresses
+    from tidings.server.paths import ClusterPaths
+    from tidings.server.shutdown import end
 
-    ended = end(Layout(directory), timeout)
-    result = {"dir": str(directory), "ended": len(ended), "killed": [each.pid for each in ended if each.killed]}
+    home = supervised_directory(url, directory)
+    files = ClusterPaths(home)
+    ended = end(files, timeout)
+    if files.config_file.exists():
+        forget(cluster_addresses(files)[1])
+    result = {"dir": str(home), "ended": len(ended), "killed": [each.pid for each in ended if each.killed]}
 
     def show() -> None:
-        print(f"ended {len(ended)} processes" if ended else f"nothing runs in {directory}")
+        print(f"ended {len(ended)} processes" if ended else f"nothing runs in {home}")
 
     emit(result, as_json, show)

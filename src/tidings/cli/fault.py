@@ -1,4 +1,4 @@
-"""`tidings fault`: break a cluster that was started with `tidings up --lab`, and mend it."""
+"""`tidings fault`: inject faults into a cluster that was started with `tidings up --lab`, and undo them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from tidings.cli.cluster_options import Directory, Url, supervise, supervised_directory
 from tidings.cli.output import Json, emit
-from tidings.cli.where import DIRECTORY, Directory
 
 app = typer.Typer(
-    help="Break a cluster that was started with `tidings up --lab`, and mend it.",
+    help="Inject faults into a cluster, and undo them. It must have been started with `tidings up --lab`.",
     epilog="Example: tidings fault kill r0/head",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -24,42 +24,41 @@ Name = Annotated[
 
 
 @app.command("cut", epilog="Example: tidings fault cut r0 r1")
-def cut(a: A, b: B, directory: Directory = DIRECTORY, as_json: Json = False) -> None:
-    """Let nothing pass between two regions."""
-    _fault(directory, as_json, kind="cut", a=a, b=b)
+def cut(a: A, b: B, url: Url = None, directory: Directory = None, as_json: Json = False) -> None:
+    """Cut the link between two regions."""
+    _fault(supervised_directory(url, directory), as_json, kind="cut", a=a, b=b)
 
 
 @app.command("heal", epilog="Example: tidings fault heal r0 r1")
-def heal(a: A, b: B, directory: Directory = DIRECTORY, as_json: Json = False) -> None:
-    """End a cut."""
-    _fault(directory, as_json, kind="heal", a=a, b=b)
+def heal(a: A, b: B, url: Url = None, directory: Directory = None, as_json: Json = False) -> None:
+    """Restore the link between two regions."""
+    _fault(supervised_directory(url, directory), as_json, kind="heal", a=a, b=b)
 
 
 @app.command("kill", epilog="Example: tidings fault kill r0/p1")
-def kill(replica: Name, directory: Directory = DIRECTORY, as_json: Json = False) -> None:
+def kill(replica: Name, url: Url = None, directory: Directory = None, as_json: Json = False) -> None:
     """Kill a replica (SIGKILL); it stays down until `restart`."""
-    _fault(directory, as_json, kind="kill", replica=replica)
+    _fault(supervised_directory(url, directory), as_json, kind="kill", replica=replica)
 
 
 @app.command("pause", epilog="Example: tidings fault pause r0/tail --seconds 5")
 def pause(
     replica: Name,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="For how long.", show_default=False)],
-    directory: Directory = DIRECTORY,
+    url: Url = None,
+    directory: Directory = None,
     as_json: Json = False,
 ) -> None:
-    """Let a replica sleep (SIGSTOP), and go on as if nothing had happened."""
-    _fault(directory, as_json, kind="pause", replica=replica, seconds=seconds)
+    """Stop a replica (SIGSTOP) for some seconds. Then it continues (SIGCONT)."""
+    _fault(supervised_directory(url, directory), as_json, kind="pause", replica=replica, seconds=seconds)
 
 
 @app.command("restart", epilog="Example: tidings fault restart r0/p1")
-def restart(replica: Name, directory: Directory = DIRECTORY, as_json: Json = False) -> None:
+def restart(replica: Name, url: Url = None, directory: Directory = None, as_json: Json = False) -> None:
     """Start a killed replica again; one that runs is stopped first."""
-    _fault(directory, as_json, kind="restart", replica=replica)
+    _fault(supervised_directory(url, directory), as_json, kind="restart", replica=replica)
 
 
 def _fault(directory: Path, as_json: bool, **fault: Any) -> None:
-    from tidings.cli.where import supervise
-
     supervise(directory, "/fault", fault)
     emit({**fault, "done": True}, as_json, lambda: print(" ".join(str(value) for value in fault.values())))

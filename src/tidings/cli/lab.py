@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from tidings.cli.output import BROKEN, Json, emit, number, progress, table
+from tidings.cli.output import BROKEN, Json, count, emit, number, progress, table
 
 STOPPED = 130
 """Exit code after Ctrl-C, as Typer's own."""
 
 app = typer.Typer(
-    help="The papers' experiments: list them, run them, judge their claims.",
+    help="The papers' experiments: list, run and judge them.",
     epilog="Example: tidings lab run SP5",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -33,7 +33,7 @@ class Scale(StrEnum):
 
 @app.command("list", epilog="Example: tidings lab list --json")
 def list_experiments(as_json: Json = False) -> None:
-    """List the experiments that can be run."""
+    """List the experiments."""
     from tidings.lab.experiments import EXPERIMENTS
 
     found = [
@@ -50,13 +50,15 @@ def list_experiments(as_json: Json = False) -> None:
 
 @app.command("run", epilog="Example: tidings lab run SP5 --scale quick --out build/lab")
 def run_experiment(
-    name: Annotated[str, typer.Argument(metavar="EXPERIMENT|PAPER", help="An id of `lab list`, or a paper's name.")],
-    scale: Annotated[Scale, typer.Option(help="How large.")] = Scale.quick,
-    master: Annotated[str, typer.Option(help="The Spark that runs the simulations.")] = "local[2]",
+    name: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT|PAPER", help="An id from `lab list`, or the name of a paper.")
+    ],
+    scale: Annotated[Scale, typer.Option(help="How large: quick takes minutes, full hours.")] = Scale.quick,
+    master: Annotated[str, typer.Option(help="Where Spark runs the simulations.")] = "local[2]",
     out: Annotated[Path, typer.Option(help="Directory for figures and data.")] = Path("build/lab"),
     as_json: Json = False,
 ) -> None:
-    """Run an experiment, or all of a paper, and compare what was measured with what the paper claims."""
+    """Run an experiment, or all of a paper. Compares the measurements with the paper's claims."""
     from tidings.lab import experiments
 
     def measures_machine() -> bool:
@@ -70,9 +72,9 @@ def run_experiment(
     holding = [claim for claim in result["claims"] if claim["verdict"] == "holds"]
 
     def show() -> None:
+        print(f"{len(holding)} of {count(len(result['claims']), 'claim')} hold")
         for claim in result["claims"]:
             print_claim(claim)
-        print(f"{len(holding)} of {len(result['claims'])} claims hold")
         for path in [*result["figures"], *result["data"]]:
             print(path)
 
@@ -86,13 +88,13 @@ def tune_fabric(
     regions: Annotated[int, typer.Option(min=1, help="Regions.")] = 3,
     clients: Annotated[int, typer.Option(min=1, help="Clients per region.")] = 1000,
     rate: Annotated[float, typer.Option(help="Events per second and region.")] = 10_000.0,
-    master: Annotated[str, typer.Option(help="The Spark that runs the simulations.")] = "local[2]",
+    master: Annotated[str, typer.Option(help="Where Spark runs the simulations.")] = "local[2]",
     out: Annotated[Path, typer.Option(help="Directory for figures and data.")] = Path("build/lab"),
     as_json: Json = False,
 ) -> None:
-    """Find settings of the fabric by simulation; the result can be put into cluster.toml.
+    """Find settings of the fabric by simulation. The result is a table for cluster.toml.
 
-    Exit code 3 if the best of them does not carry the load.
+    Exit code 3 if even the best settings do not carry the load.
     """
     from tidings.lab import tune
 
@@ -126,12 +128,12 @@ def _settings_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 @contextmanager
 def _stoppable(anew: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Ctrl-C is one line. ``anew``: whether some of it measures this machine, which is not kept."""
+    """Ctrl-C is one line. ``anew``: whether some of it measures this machine; such results are not kept."""
     try:
         yield
     except KeyboardInterrupt:
-        besides = ", and measures anew what is measured on this machine" if anew() else ""
-        print(f"tidings: stopped; the same command goes on where it was{besides}", file=sys.stderr)
+        besides = ", and repeats measurements of this machine" if anew() else ""
+        print(f"tidings: stopped; the same command continues{besides}", file=sys.stderr)
         raise typer.Exit(STOPPED) from None
 
 
@@ -140,7 +142,7 @@ def _refuse_file(out: Path) -> None:
 
     for place in (out, *out.parents):
         if place.exists() and not place.is_dir():
-            raise BadInput(f"--out {out}: {place} is a file, and figures and data need a directory: choose another")
+            raise BadInput(f"--out {out}: {place} is a file, but figures and data need a directory: choose another")
 
 
 def print_claim(claim: Mapping[str, Any]) -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tidings.cli.options import DEFAULT_URL, Token
-from tidings.cli.output import BROKEN, Json, emit, progress
-from tidings.cli.where import DIRECTORY
+from tidings.cli.cluster_options import (
+    DIR_VARIABLE,
+    DIRECTORY,
+    FoundCluster,
+    Token,
+    Url,
+    check_listening,
+    find_cluster,
+    has_cluster,
+)
+from tidings.cli.output import BROKEN, Json, emit, number, progress, say, short, table
 
 app = typer.Typer(
     name="pipeline",
-    help="Keep events, live state per key, health and audit as tables, by a Spark Declarative Pipelines project.",
+    help="Keep events, live state per key, health and audit as tables. A Spark Declarative Pipeline writes them.",
     epilog="Example: tidings pipeline run --dir /srv/pipeline",
     no_args_is_help=True,
 )
@@ -24,14 +33,9 @@ Dir = Annotated[
     typer.Option(
         "--dir",
         file_okay=False,
-        help="The pipeline's directory, or a cluster's, which has one within. Default: .tidings/pipeline.",
+        help="The pipeline's directory, or a cluster's: then DIR/pipeline; default .tidings/pipeline. Or set "
+        f"{DIR_VARIABLE}.",
         metavar="DIR",
-    ),
-]
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url", envvar="TIDINGS_URL", help="Where the cluster is. Default: the one of DIR, or the usual address."
     ),
 ]
 Master = Annotated[str, typer.Option(help="Where Spark runs.", metavar="MASTER")]
@@ -44,7 +48,7 @@ def run(
     url: Url = None,
     token: Token = None,
     full_refresh: Annotated[
-        bool, typer.Option("--full-refresh", help="Empty all tables and begin anew, with what the cluster still has.")
+        bool, typer.Option("--full-refresh", help="Empty all tables and read again what the cluster still has.")
     ] = False,
     lease: Annotated[
         float, typer.Option(min=1.0, help="Seconds for which collected rows are kept for the next run.")
@@ -52,9 +56,9 @@ def run(
     master: Master = MASTER,
     as_json: Json = False,
 ) -> None:
-    """Bring the tables up to date with what is published by now; the next run goes on from there.
+    """Bring the tables up to date. The next run continues where this one ends.
 
-    Exit code 3 if the audit finds anything missing, twice, out of order or wrong.
+    Exit code 3 if the audit finds an event missing, twice, out of order or wrong.
     """
     result = _run(directory, url, token, lease, master, full_refresh=full_refresh)
     emit(result, as_json, lambda: _show(result))
@@ -66,7 +70,7 @@ def run(
 def dry_run(
     directory: Dir = None, url: Url = None, token: Token = None, master: Master = MASTER, as_json: Json = False
 ) -> None:
-    """Check the project and its tables against the cluster, and take nothing in."""
+    """Check the project against the cluster. No events are read."""
     result = _run(directory, url, token, 3600.0, master, dry=True)
     emit(result, as_json, lambda: print(f"{result['dir']}: the pipeline is sound"))
 
@@ -77,30 +81,58 @@ def _run(
     from tidings.spark.pipeline import run
     from tidings.spark.tables import LEASE, TOKEN, URL
 
-    root, known = place(directory)
-    settings = {URL: url or known, TOKEN: token or "", LEASE: str(lease)}
+    root, cluster = place(directory, url)
+    check_listening(cluster)
+    settings = {URL: cluster.url, TOKEN: token or "", LEASE: str(lease)}
     with progress("the pipeline") as report:
         return run(root, settings, master=master, progress=report, **how)
 
 
-def place(directory: Path | None) -> tuple[Path, str]:
+def place(directory: Path | None, url: str | None = None) -> tuple[Path, FoundCluster]:
     """Where the pipeline is, and the cluster: in a cluster's directory both are known."""
-    from tidings.server.layout import Layout
-    from tidings.server.plan import load
+    if directory is None:
+        home = Path(os.environ.get(DIR_VARIABLE) or DIRECTORY)
+        return home / NAME, find_cluster(url, None)
+    if not has_cluster(directory):
+        return directory, find_cluster(url, None)
+    return directory / NAME, find_cluster(url, directory if url is None else None)
 
-    found = directory if directory is not None else DIRECTORY
-    plan = Layout(found).plan
-    if not plan.exists():
-        return (directory or DIRECTORY / NAME), DEFAULT_URL
-    return found / NAME, "tidings://" + ",".join(load(plan).regions[0].replicas)
+
+HEALTH = {
+    "stream": "stream",
+    "events": "events",
+    "live": "live",
+    "collected": "collected_share",
+    "lost": "lost",
+    "events/s": "events_per_s",
+    "p50 ms": "latency_ms_p50",
+    "p99 ms": "latency_ms_p99",
+}
+"""The columns that a person sees, and what they are in the table `health`."""
 
 
 def _show(result: dict[str, Any]) -> None:
+    """For a person: the audit's verdict first."""
     from tidings.cli.audit import show
-    from tidings.cli.output import table
 
-    table("tables", ["name", "rows", "path"], [(each["name"], each["rows"], each["path"]) for each in result["tables"]])
-    names = ("stream", "events", "live", "collected_share", "lost", "events_per_s", "latency_ms_p50", "latency_ms_p99")
-    shown = [["" if each[name] is None else each[name] for name in names] for each in result["streams"]]
-    table("health", names, shown)
     show(result["audit"])
+    print()
+    table("", list(HEALTH), [[_cell(each, name) for name in HEALTH.values()] for each in result["streams"]])
+    print()
+    say(
+        "(events: rows in the table; live: events that nothing has collected; collected: share of all numbers; "
+        "p50, p99: age of events when subscribers with receipts were handed them)"
+    )
+    print()
+    table("", ["table", "rows"], [(each["name"], each["rows"]) for each in result["tables"]])
+    print()
+    print(f"tables in {result['dir']}/warehouse, {number(result['seconds'])} s")
+
+
+def _cell(stream: dict[str, Any], name: str) -> Any:
+    value = stream[name]
+    if value is None:
+        return ""
+    if name == "collected_share":
+        return f"{100 * value:.3g} %"
+    return short(value) if isinstance(value, int) else value

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from tidings.cli.lines import lines_of, stdin
-from tidings.cli.options import DEFAULT_URL, Token, Url, from_json, with_client
+from tidings.cli.arguments import from_json
+from tidings.cli.cluster_options import Directory, Token, Url, find_cluster, with_client
 from tidings.cli.output import Json, emit
+from tidings.cli.stdin_lines import lines_of, stdin
 from tidings.core.errors import BadInput, TidingsError
 
 if TYPE_CHECKING:
@@ -35,18 +36,19 @@ def pub(
     payload: Annotated[
         str | None, typer.Argument(help="The payload; - for one event per line of stdin.", show_default=False)
     ] = None,
-    key: Annotated[str | None, typer.Option(help="The key of the event, or of each of them.")] = None,
+    key: Annotated[str | None, typer.Option(help="The key of the event, or of all events.")] = None,
     attrs: Annotated[str | None, typer.Option(help="Attributes as a JSON object.", metavar="JSON")] = None,
     from_json_lines: Annotated[
         bool, typer.Option("--from-json", help="One JSON object with key, payload and attrs per line of stdin.")
     ] = False,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
+    directory: Directory = None,
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Publish one event, or one per line of stdin as they come; returns when they are durable.
+    """Publish one event, or one per line of stdin. Returns when they are durable.
 
-    Bytes that are no text are written {"hex": "00ff"} in JSON.
+    In JSON, bytes that are not UTF-8 are {"hex": "00ff"}.
     """
     if from_json_lines == (payload is not None):
         raise typer.BadParameter("give a PAYLOAD, or - for lines of stdin, or --from-json")
@@ -65,15 +67,21 @@ def pub(
         return await Publishing(t, stream, parse_json if from_json_lines else parse_plain).run(file)
 
     try:
-        result = with_client(url, token, work)
+        awaiting = "waiting until the event is durable" if file is None else ""
+        result = with_client(find_cluster(url, directory), token, work, awaiting=awaiting)
     except Interrupted as stopped:
         typer.echo(f"tidings: {stopped}", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    emit(result, as_json, lambda: print(f"{stream} [{result['lo']}, {result['hi']})"))
+    emit(result, as_json, lambda: print(f"{stream}: {numbers(result['lo'], result['hi'])}"))
+
+
+def numbers(lo: int, hi: int) -> str:
+    """The numbers [lo, hi) as a person reads them."""
+    return f"number {lo}" if hi - lo == 1 else f"numbers {lo} to {hi - 1}"
 
 
 class Interrupted(TidingsError):
-    """Ctrl-C, and what is published nevertheless."""
+    """Ctrl-C; the text says what is published."""
 
 
 def _object(text: bytes, what: str) -> Attrs:
@@ -91,7 +99,7 @@ def parse_json(line: bytes, number: int) -> Item | None:
         return None
     each = _object(line, f"line {number}")
     if unknown := sorted(each.keys() - {"key", "payload", "attrs"}):
-        raise BadInput(f"line {number}: {unknown[0]!r} is none of key, payload, attrs")
+        raise BadInput(f"line {number}: unknown field {unknown[0]!r}; there are key, payload and attrs")
     attrs = each.get("attrs")
     if not isinstance(attrs, dict | None):
         raise BadInput(f"line {number}, attrs: {str(attrs)[:60]!r} is no JSON object")
@@ -100,16 +108,32 @@ def parse_json(line: bytes, number: int) -> Item | None:
 
 
 async def _typed(t: Connection, stream: str) -> Callable[[Attrs | None], Attrs | None]:
-    """Makes of attributes as JSON has them what the stream has declared."""
-    from tidings.core.filters import from_json as column
-    from tidings.core.filters import parse_attributes
+    """How to read attributes that JSON writes as text: timestamps and dates in ISO form, bytes in hexadecimal.
 
+    Whatever does not fit its declaration stays as it is: the call that publishes refuses it, with the API's message.
+    """
+    from datetime import date, datetime
+
+    from tidings.core.filters import AttrType, parse_attributes
+
+    readers: dict[AttrType, Callable[[str], Any]] = {
+        AttrType.TIMESTAMP: datetime.fromisoformat,
+        AttrType.DATE: date.fromisoformat,
+        AttrType.BINARY: bytes.fromhex,
+    }
     declared = parse_attributes((await t.stream(stream)).attrs)
+    known = {name: readers[kind] for name, kind in declared.items() if kind in readers}
+
+    def read(name: str, value: Any) -> Any:
+        if name not in known or not isinstance(value, str):
+            return value
+        try:
+            return known[name](value)
+        except ValueError:
+            return value
 
     def typed(attrs: Attrs | None) -> Attrs | None:
-        if attrs is None:
-            return None
-        return {n: column([v], declared[n]).to_pylist()[0] if n in declared else v for n, v in attrs.items()}
+        return {n: read(n, v) for n, v in attrs.items()} if attrs and known else attrs
 
     return typed
 
@@ -123,8 +147,8 @@ async def _publish_one(t: Connection, stream: str, item: Item) -> dict[str, Any]
 class Publishing:
     """Lines of stdin on their way into a stream.
 
-    What is there is posted at once. Where the flow pauses it is asked for the acknowledgements, so that an error is
-    told while somebody can do something; a steady flow is asked now and then.
+    Lines are posted as they come. When the input pauses, acknowledgements are awaited, so that errors show at once;
+    under a steady flow they are awaited now and then.
     """
 
     def __init__(self, t: Connection, stream: str, parse: Parse) -> None:
@@ -143,7 +167,7 @@ class Publishing:
             await self._post_all(file)
         except asyncio.CancelledError:
             await self._last_acks()
-            raise Interrupted(f"stopped behind line {self._line}; {self._told()}") from None
+            raise Interrupted(f"stopped after line {self._line}; {self._told()}") from None
         except (TidingsError, OSError) as error:
             await self._last_acks()
             if not self._line:
@@ -192,7 +216,7 @@ class Publishing:
             raise
 
     async def _last_acks(self) -> None:
-        """As `_acks`, where the first error is the one that is told."""
+        """As `_acks`, but without an error of its own: the first error is the one to report."""
         with contextlib.suppress(TidingsError):
             await self._acks()
 
@@ -206,12 +230,14 @@ class Publishing:
         if self._ends is None:
             return "nothing is published"
         doubt = self._posted - self._durable
-        rest = f"; of {doubt} more it is not known" if doubt else ""
-        return f"{self._durable} events are published, within {self._stream} [{self._ends[0]}, {self._ends[1]}){rest}"
+        rest = f"; {doubt} more may be published or not" if doubt else ""
+        lo, hi = self._ends
+        which = "" if hi - lo == self._durable else "among "  # others publish between
+        return f"{self._durable} events are published, {which}{numbers(lo, hi)} of {self._stream}{rest}"
 
 
 def _reason(error: Exception) -> str:
-    """An error as somebody at a terminal needs it, who has no `failed` to look at."""
+    """An error for a person at a terminal: the first reason, instead of a list in `failed`."""
     from tidings.client.errors import PublishFailed
 
     return error.failed[0].reason if isinstance(error, PublishFailed) and error.failed else str(error)

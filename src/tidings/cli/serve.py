@@ -11,7 +11,7 @@ import typer
 from tidings.cli.output import emit
 
 if TYPE_CHECKING:
-    from tidings.server.layout import Process
+    from tidings.server.paths import Process
 
 EXAMPLE = "Example: tidings serve replica -c cluster.toml --id r0/p1     (and: tidings serve config ... --id r0/config)"
 
@@ -25,18 +25,18 @@ class Kind(StrEnum):
 
 
 def serve(
-    kind: Annotated[Kind, typer.Argument(help="What to be.", show_default=False)],
+    kind: Annotated[Kind, typer.Argument(help="Which process to run.", show_default=False)],
     config: Annotated[
         Path, typer.Option("-c", "--config", metavar="CLUSTER.toml", help="The cluster file.", show_default=False)
     ],
-    name: Annotated[
-        str, typer.Option("--id", metavar="ID", help="Who to be: r0/p1, or r0/config.", show_default=False)
-    ],
+    name: Annotated[str, typer.Option("--id", metavar="ID", help="Its id: r0/p1, or r0/config.", show_default=False)],
     directory: Annotated[
         Path | None,
         typer.Option("--dir", help="For data, logs, run files; default: `data` of the file, or the file's directory."),
     ] = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="For a replica that is not in the file.")] = "",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of a replica that is not in the file.")
+    ] = "",
     journal: Annotated[Path | None, typer.Option(help="Journal all inputs into this directory.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout when it is ready: id, address, pid, admin.")
@@ -49,7 +49,7 @@ def serve(
     import sys
 
     from tidings.core.errors import BadInput
-    from tidings.server import serving
+    from tidings.server import entrypoints
 
     if kind is Kind.edge:
         raise BadInput("serve edge: edges are not built yet; clients connect to replicas")
@@ -58,12 +58,14 @@ def serve(
     def ready(process: Process) -> None:
         if as_json:
             emit(_facts(process), True, lambda: None)
-            sys.stdout.flush()  # whoever waits for it reads from a pipe
+            sys.stdout.flush()  # the reader may be a pipe
 
     if kind is Kind.config:
-        code = serving.configuration(config, name, directory, console=console, on_ready=ready)
+        code = entrypoints.configuration(config, name, directory, console=console, on_ready=ready)
     else:
-        code = serving.replica(config, name, directory, listen=listen, journal=journal, console=console, on_ready=ready)
+        code = entrypoints.replica(
+            config, name, directory, listen=listen, journal=journal, console=console, on_ready=ready
+        )
     raise typer.Exit(code)
 
 
@@ -71,4 +73,4 @@ def _facts(process: Process) -> dict[str, Any]:
     from tidings.net.names import name_of
 
     address = process.id.rpartition("@")[2]
-    return {"id": name_of(process.id), "address": address, "pid": process.pid, "admin": process.admin or None}
+    return {"id": name_of(process.id), "address": address, "pid": process.pid, "admin": process.http_port or None}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tidings.cli.output import BROKEN, Json, emit, progress, table
+from tidings.cli.output import BROKEN, Json, count, emit, listed, number, progress, say, table
 
 EXAMPLE = "Example: tidings sim scenarios/sprinkler-link-cut.toml --seed 7 --record build/trace"
 
@@ -20,11 +20,11 @@ def sim(
     journal: Annotated[
         Path | None, typer.Option(help="Instead: the journal of a replica (`tidings serve replica --journal DIR`).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Root of all randomness; default: the scenario's own.")] = None,
-    record: Annotated[Path | None, typer.Option(help="Write the trace tables into this directory (Parquet).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all randomness; default: the scenario's own.")] = None,
+    record: Annotated[Path | None, typer.Option(help="Write the trace into this directory, as Parquet tables.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Simulate a scenario and check everything that was delivered, or replay what happened to a replica."""
+    """Simulate a scenario and check everything that was delivered. Or replay the journal of a replica."""
     if (scenario is None) == (journal is None):
         raise typer.BadParameter("give a scenario file or --journal FILE", param_hint="SCENARIO.toml")
     if journal is not None:
@@ -41,19 +41,50 @@ def sim(
     with progress(f"{loaded.scenario.name}, seed {root}") as report:
         result = run_scenario(loaded, root, record, report)
 
-    def show() -> None:
-        facts = {key: value for key, value in result.items() if key not in ("violations", "metrics")}
-        table("simulation", ["fact", "value"], facts.items())
-        table("metrics", ["metric", "value"], result["metrics"].items())
-        for violation in result["violations"]:
-            print("VIOLATION", violation)
-        print("violations:", len(result["violations"]))
-        if result["violations"]:
-            print(f"replay: tidings sim {scenario} --seed {root}")
-
-    emit(result, as_json, show)
+    emit(result, as_json, lambda: _show(result, f"tidings sim {scenario} --seed {root}"))
     if result["violations"]:
         raise typer.Exit(BROKEN)
+
+
+def _show(result: dict[str, Any], replay: str) -> None:
+    """For a person: the verdict, then what happened."""
+    violations = result["violations"]
+    print(f"{count(len(violations), 'violation')} in {result['scenario']} with seed {result['seed']}")
+    for violation in violations:
+        say(f"VIOLATION {violation}")
+    if violations:
+        print(f"replay: {replay}")
+    _extent(result)
+    metrics = {name: value for name, value in result["metrics"].items() if not isinstance(value, dict)}
+    parts = {name: value for name, value in result["metrics"].items() if isinstance(value, dict)}
+    if faults := {kind: times for kind, times in parts.pop("faults", {}).items() if times}:
+        say(f"faults injected: {listed(faults)}")
+    print()
+    table("", ["metric", "count"], _spaced(metrics))
+    for name, counts in parts.items():
+        print()
+        table("", ["event inside the protocols" if name == "reports" else name, "count"], _spaced(counts))
+    print()
+    say(
+        "(committed: events with a number; delivered rows: summed over all subscribers, without collected events; "
+        "receipts: what subscribers say they were handed, which the checkers compare with what was committed)"
+    )
+
+
+def _extent(result: dict[str, Any]) -> None:
+    """How much was run."""
+    if "sim_seconds" in result:
+        simulated, took = number(result["sim_seconds"]), number(result["wall_seconds"])
+        print(f"{simulated} s simulated in {took} s, {result['protocol_events']:,} protocol events")
+    print(f"trace hash {result['trace_hash']} (the same seed gives the same hash)")
+
+
+def _spaced(counts: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Counts with names as words; they are whole numbers, whatever type they have."""
+    return [
+        (name.replace("_", " "), int(value) if isinstance(value, float) and value.is_integer() else value)
+        for name, value in counts.items()
+    ]
 
 
 def _replay(journal: Path, as_json: bool) -> None:
@@ -89,11 +120,12 @@ def _replay(journal: Path, as_json: bool) -> None:
     }
 
     def show() -> None:
-        table(
-            "replay", ["fact", "value"], [item for item in result.items() if item[0] not in ("violations", "metrics")]
-        )
-        table("metrics", ["metric", "value"], reports.items())
         print("same effects as then" if found.same else f"VIOLATION: diverged by step {found.diverged}")
+        whole = "" if found.complete else ", cut off at its end"
+        print(f"journal of {found.node}: {found.steps:,} steps in {number(result['sim_seconds'])} s{whole}")
+        print(f"trace hash {found.trace_hash}")
+        print()
+        table("", ["event inside the protocols", "count"], _spaced(reports))
 
     emit(result, as_json, show)
     if violations:

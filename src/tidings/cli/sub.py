@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidings.cli.options import DEFAULT_URL, HIGHEST, Token, Url, to_json, with_client
+from tidings.cli.arguments import HIGHEST, to_json
+from tidings.cli.cluster_options import Directory, Token, Url, find_cluster, with_client
 
 if TYPE_CHECKING:
     from tidings.client.connection import Connection
@@ -24,7 +25,7 @@ class Output(StrEnum):
     text = "text"
 
 
-class Order(StrEnum):
+class DeliveryOrder(StrEnum):
     """Which order events of several streams have."""
 
     publisher = "publisher"
@@ -43,28 +44,38 @@ def parse_start(text: str) -> str:
 
 def sub(
     streams: Annotated[list[str], typer.Argument(help="The streams.", metavar="STREAM...", show_default=False)],
-    where: Annotated[
-        str | None, typer.Option(help="Only events for which this condition is true.", metavar="SQL")
-    ] = None,
+    where: Annotated[str | None, typer.Option(help="Only events that meet this condition.", metavar="SQL")] = None,
     start: Annotated[
         str, typer.Option(help="Where to begin.", metavar="earliest|latest|SEQ", callback=parse_start)
     ] = "latest",
-    order: Annotated[Order, typer.Option(help="publisher: each stream in its own order.")] = Order.publisher,
+    order: Annotated[
+        DeliveryOrder, typer.Option(help="publisher: each stream in its own order.")
+    ] = DeliveryOrder.publisher,
     name: Annotated[str | None, typer.Option(help="A durable name: continue behind what was printed under it.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many events.")] = None,
+    receipts: Annotated[
+        bool | None,
+        typer.Option(
+            "--receipts/--no-receipts",
+            help="Tell the cluster what was printed, for `tidings audit`; default: as the cluster asks.",
+            show_default=False,
+        ),
+    ] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after this many events.")] = None,
     output: Annotated[
-        Output, typer.Option("-o", "--output", help="One JSON object per event, or a line.")
+        Output, typer.Option("-o", "--output", help="One JSON object per event, or one line of text.")
     ] = Output.json,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
+    directory: Directory = None,
     token: Token = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
 ) -> None:
-    """Print events, one JSON object each, until interrupted."""
+    """Print events, one JSON object each, until Ctrl-C."""
     place: Any = int(start) if start.isdecimal() else start
     options: dict[str, Any] = {"where": where, "start": place, "order": order.value, "name": name}
+    options["receipts"] = receipts
     text = output is Output.text and not as_json
     try:
-        with_client(url, token, lambda t: _print(t, streams, options, count, text))
+        with_client(find_cluster(url, directory), token, lambda t: _print(t, streams, options, count, text))
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:
@@ -92,7 +103,7 @@ def line_of(event: Event, text: bool) -> str:
 
     if text:
         key = "-" if event.key is None else event.key.decode(errors="backslashreplace")
-        attrs = " ".join(f"{name}={value}" for name, value in event.attrs.items())
+        attrs = " ".join([f"{name}={value}" for name, value in event.attrs.items() if value is not None])
         payload = event.payload.decode(errors="backslashreplace")
         return f"{event.stream} {event.seq} {event.kind} {key} {payload}{' ' if attrs else ''}{attrs}\n"
     line = {

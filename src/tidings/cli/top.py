@@ -1,18 +1,15 @@
-"""`tidings top`: what `tidings status` shows, again every second, with the speed of every stream."""
+"""`tidings top`: what `tidings status` shows, every second anew, with events per second."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from tidings.cli.cluster_options import ClusterFile, Directory, Url, cluster_status, find_cluster
 from tidings.cli.output import Json, emit
-from tidings.cli.status import notes, show, tables
-from tidings.cli.where import DIRECTORY, ClusterFile, Directory
-
-if TYPE_CHECKING:
-    from rich.console import Group
+from tidings.cli.status import screen, show
 
 EXAMPLE = "Example: tidings top     (once, as JSON: tidings top --json)"
 PERIOD = 1.0  # seconds between two looks; ours: as `top` of a machine, and a rate is counted in seconds
@@ -20,14 +17,13 @@ PERIOD = 1.0  # seconds between two looks; ours: as `top` of a machine, and a ra
 Status: TypeAlias = dict[str, Any]
 
 
-def top(directory: Directory = DIRECTORY, config: ClusterFile = None, as_json: Json = False) -> None:
-    """Watch replicas and streams, with events per second, until Ctrl-C.
+def top(url: Url = None, directory: Directory = None, config: ClusterFile = None, as_json: Json = False) -> None:
+    """Watch replicas and streams, with events per second. Ends at Ctrl-C.
 
-    Without a terminal, and with --json, it looks twice, a second apart, and prints what it saw.
+    Off a terminal, or with --json, it looks twice, a second apart, prints once and ends.
     """
-    from tidings.server.looking import look
-
-    watch = Watch(lambda: look(directory, config), time.monotonic)
+    found = find_cluster(url, directory, config)
+    watch = TopView(lambda: cluster_status(found), time.monotonic)
     try:
         if _on_terminal() and not as_json:
             _live(watch)
@@ -44,7 +40,7 @@ def _on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-class Watch:
+class TopView:
     """Looks at a cluster again and again, and knows what came between two looks."""
 
     def __init__(self, ask: Callable[[], Status], clock: Callable[[], float]) -> None:
@@ -77,16 +73,10 @@ def _rate(before: Status | None, after: Status, seconds: float) -> float | None:
     return round(came / seconds, 1) if came >= 0 else None  # less than before: the region began anew
 
 
-def _live(watch: Watch) -> None:
+def _live(watch: TopView) -> None:
     from rich.live import Live
 
-    with Live(_screen(watch.look()), auto_refresh=False) as live:
+    with Live(screen(watch.look()), auto_refresh=False) as live:
         while True:
             time.sleep(PERIOD)
-            live.update(_screen(watch.look()), refresh=True)
-
-
-def _screen(status: Status) -> Group:
-    from rich.console import Group
-
-    return Group(*tables(status), *notes(status))
+            live.update(screen(watch.look()), refresh=True)

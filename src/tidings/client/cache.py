@@ -1,18 +1,19 @@
 """A loading cache that never serves a value older than an invalidation it has received.
 
-An event of the stream invalidates the value under its key (one without a key: everything). `get` returns what is
-cached, or loads it; concurrent gets of a key share one load. The rule against the fill race: every load remembers the
-*version* at which it began, the number of the stream up to which the cache had heard; an invalidation of the key lifts
-the key's *floor* above that. A value whose version is below the floor of its key is neither stored nor served: it is
-loaded again. So whatever the order in which a write, its invalidation and a slow read of the old value arrive, the old
-value is gone once the invalidation is here.
+An event of the stream invalidates the value under its key (an event without a key: all values). `get` returns the
+cached value, or loads it; concurrent gets of a key share one load.
 
-What the cache vouches for: everything up to ``version``, heard at the last sign of life. ``age`` is the time since it
-had last heard all there was in its region, ``fresh`` whether that is less than FRESH seconds ago. With ``max_age`` a
-value is loaded rather than served while the cache is older. Numbers without an event are no gap where events are
-collected by key alone: the later event with that key follows. Elsewhere, or when a collecting event comes after such
-numbers, invalidations may be missing that nobody can tell any more: the cache drops everything. While it is not
-subscribed (not yet, or no more) it loads every time and stores nothing.
+The rule against the fill race: every load remembers the *version* at which it began, the number of the stream up to
+which the cache had heard. An invalidation of the key lifts the key's *floor* above that. A value whose version is below
+the floor of its key is neither stored nor served: it is loaded again. So in whatever order a write, its invalidation
+and a slow read of the old value arrive, the old value is gone once the invalidation has arrived.
+
+The cache is current up to ``version``, as of the last message from its replica. ``age`` is the time since it had all
+that its region had; ``fresh`` says whether that is less than FRESH seconds ago. With ``max_age`` a value is loaded
+rather than served while the cache is older. Numbers without an event are no gap where events are collected by key
+alone: the later event with that key follows. On other streams, or when a collecting event follows such numbers,
+invalidations may be missing: the cache drops all values. While it is not subscribed it loads every time and stores
+nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ATTEMPTS = 32  # loads of one get; ours, because a key that is invalidated faste
 RETRY = 0.5  # seconds before an ended subscription is tried again; ours
 
 
-class Entry(Generic[V]):
+class CacheEntry(Generic[V]):
     """A cached value, and the number up to which the stream had been heard when its load began."""
 
     __slots__ = ("dead", "value", "version")
@@ -49,7 +50,7 @@ class Entry(Generic[V]):
     def __init__(self, value: V, version: int) -> None:
         self.value = value
         self.version = version
-        self.dead = False  # invalidated: whoever still waits for the load that made it must not have it
+        self.dead = False  # invalidated: a caller that still waits for this load must not get it
 
 
 class Fill:
@@ -61,7 +62,7 @@ class Fill:
         self.began = began
         self.floor = began  # what is older than this must not be stored
         self.task: asyncio.Task[Any] | None = None
-        self.entry: Entry[Any] | None = None  # what it has stored
+        self.entry: CacheEntry[Any] | None = None  # what it has stored
 
     @property
     def valid(self) -> bool:
@@ -89,12 +90,13 @@ class Cache(Generic[V]):
         self._load = load
         self._max = max_entries
         self._max_age = max_age
-        self._entries: OrderedDict[bytes, Entry[V]] = OrderedDict()
+        self._entries: OrderedDict[bytes, CacheEntry[V]] = OrderedDict()
         self._fills: dict[bytes, Fill] = {}
         self._subscription: Subscription | None = None
         self._by_key = False
         self._holes = False  # numbers without an event have been seen
         self._version = 0
+        self._id = ""  # of the stream that was last listened to
         self._complete: float | None = None  # when all there was had been heard
         self._closed = False
         self._ready = asyncio.Event()
@@ -184,12 +186,12 @@ class Cache(Generic[V]):
 
     async def _fill(self, key: bytes, fill: Fill) -> V:
         try:
-            made = self._load(key)
-            value = await made if inspect.isawaitable(made) else made
+            loaded = self._load(key)
+            value = await loaded if inspect.isawaitable(loaded) else loaded
         finally:
-            del self._fills[key]  # with nothing awaited in between: whoever comes later begins a load of its own
+            del self._fills[key]  # nothing is awaited in between: a later caller begins a new load
         if fill.floor <= fill.began and self._subscription is not None:
-            self._entries[key] = fill.entry = Entry(cast(V, value), fill.began)
+            self._entries[key] = fill.entry = CacheEntry(cast(V, value), fill.began)
             self._entries.move_to_end(key)
             if len(self._entries) > self._max:
                 self._entries.popitem(last=False)
@@ -217,10 +219,11 @@ class Cache(Generic[V]):
     async def _listen(self) -> None:
         known = await self._t.stream(self._stream)
         self._by_key = GcPolicy.parse(known.gc) == GcPolicy(by_key=True)
-        async with self._t.subscribe(self._stream, start="latest") as subscription:
+        async with self._t.subscribe(known.id, start="latest") as subscription:
             (feed,) = subscription.feeds.values()
             subscription.on_heard = lambda _: self._heard(subscription)
-            self._version = max(self._version, feed.at)
+            self._version = feed.at if known.id != self._id else max(self._version, feed.at)  # another one's numbers
+            self._id = known.id
             self._drop_all()  # an invalidation of what is being loaded may have come before the first that is heard
             self._subscription = subscription
             self.error = None
@@ -258,7 +261,7 @@ class Cache(Generic[V]):
                 entries.pop(key).dead = True
                 self.invalidated += 1
             if fills and key in fills:
-                fills[key].floor = span.hi
+                fills[key].floor = max(fills[key].floor, span.hi)
 
     def _keyless(self, rows: ArrowRows) -> bool:
         """Whether an event that is no collector has no key."""
@@ -276,6 +279,6 @@ class Cache(Generic[V]):
 
 
 def _seen(task: asyncio.Task[Any]) -> None:
-    """What a load raises is for those who wait for it; if nobody does any more, for nobody."""
+    """Mark the error of a load as seen: its callers get it, and if they are gone it is not logged as forgotten."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""What a client can be told, as types: match on the class, read the text. All of them are a `TidingsError`."""
+"""Every error that a client raises. Match on the class; the text says what to do. All are a `TidingsError`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class UnknownStream(BadInput):
 
 
 class PayloadTooLarge(BadInput):
-    """An event is larger than a stream takes; split it, or publish where it can be found."""
+    """An event is larger than a stream takes; split it, or publish a link to it."""
 
 
 class NotBuilt(TidingsError):
@@ -60,7 +60,7 @@ class Closed(TidingsError):
 
 
 class Unreachable(TidingsError):
-    """Nobody answers at the addresses of the URL, or whoever does refuses this client."""
+    """No replica answers at the addresses of the URL, or one answers and refuses this client."""
 
 
 class Full(TidingsError):
@@ -105,11 +105,11 @@ class WriterInUse(TidingsError):
 
 
 class BatchGone(TidingsError):
-    """What a batch has staged is not there (any more), so nothing of it was published: run the batch again."""
+    """The staged rows of a batch are gone, so nothing of it was published: run the batch again."""
 
 
 class StagingFull(TidingsError):
-    """There is no room to stage more: for this batch, or (``crowded``) for anybody at the moment."""
+    """There is no room to stage more: for this batch, or (``crowded``) for any batch at the moment."""
 
     def __init__(self, message: str, crowded: bool = False) -> None:
         super().__init__(message)

@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tidings.core.ids import FIRST
-from tidings.core.listed import ListedRows
+from tidings.core.ids import FIRST, stream_name
 from tidings.core.rows import DATA, ROW_SCHEMA, WHERE, ArrowRows, Origin
+from tidings.core.small_rows import SmallRows
 from tidings.core.span import Span
 
 BASE = len(ROW_SCHEMA)
@@ -37,7 +37,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     """One event. ``kind``: data, gc (it collects others: ``attrs`` says which) or lost.
 
     A lost one stands for the numbers [lo, hi) of its ``attrs``, of which the first is its own: they were given out, and
-    their owner has declared that nobody has what they were. A filter does not hide it.
+    their owner has declared that no replica has these events. A filter does not hide it.
 
     Attributes that a stream gained later are missing in older events; None stands for null.
     """
@@ -79,6 +79,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     earliest: int = FIRST  # every row below this has been collected
     floor: int = FIRST  # reads as of less may be refused
     lost: int = 0  # numbers that their owner has declared lost
+    id: str = ""  # of this stream for ever; one that is created anew under the name has another
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -91,7 +92,7 @@ class Reason(msgspec.Struct, frozen=True):
     by: int | None = None
 
 
-class Rows:
+class EventRows:
     """The next range of a stream: of [lo, hi) exactly ``rows`` pass the filter and survive collection."""
 
     def __init__(self, span: Span) -> None:
@@ -99,7 +100,7 @@ class Rows:
 
     @property
     def stream(self) -> str:
-        return self.span.stream
+        return stream_name(self.span.stream)
 
     @property
     def lo(self) -> int:
@@ -154,9 +155,9 @@ def events_of(span: Span) -> Iterator[Event]:
 
 
 def _losses(span: Span) -> Iterator[Event]:
-    """One event for each lost range: when and where it was published nobody knows."""
+    """One event for each lost range; when and where it was published is unknown."""
     for lo, hi in span.lost:
-        yield Event(span.stream, lo, LOST, None, b"", {"lo": lo, "hi": hi}, _EPOCH, "")
+        yield Event(stream_name(span.stream), lo, LOST, None, b"", {"lo": lo, "hi": hi}, _EPOCH, "")
 
 
 def _seq(event: Event) -> int:
@@ -168,8 +169,8 @@ def _row_events(span: Span) -> Iterator[Event]:
     count = rows.count
     if not count or not isinstance(rows, ArrowRows):
         return iter(())
-    if isinstance(rows, ListedRows):
-        return _listed(span.stream, rows)
+    if isinstance(rows, SmallRows):
+        return _listed(stream_name(span.stream), rows)
     kind, key, payload, _, *others = rows.batch.columns
     seqs: Iterable[int] = range(rows.first, rows.first + count) if rows.seqs is None else rows.seqs.tolist()
     numbers = kind.to_numpy()
@@ -185,10 +186,10 @@ def _row_events(span: Span) -> Iterator[Event]:
     elif others:
         attrs = _attributes(rows)
     times, regions = _origins(rows)
-    return map(Event, repeat(span.stream), seqs, kinds, keys, payloads, attrs, times, regions)
+    return map(Event, repeat(stream_name(span.stream)), seqs, kinds, keys, payloads, attrs, times, regions)
 
 
-def _listed(stream: str, rows: ListedRows) -> Iterator[Event]:
+def _listed(stream: str, rows: SmallRows) -> Iterator[Event]:
     """The same for a few rows that came as lists."""
     times, regions = _origins(rows)
     payloads = [b"" if each is None else each for each in rows.payloads]

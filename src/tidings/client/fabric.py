@@ -1,33 +1,34 @@
-"""A client as a peer of its region's fabric (``peer=True``): it receives every stream by gossip and serves others.
+"""A client as a peer of its region's fabric (``peer=True``): it receives every stream from peers and serves others.
 
-views + pull bring spans in order, once, and keep the latest of them for whoever asks (protocols/client.py). A
-subscription is a *tap* on that: it has a position of its own and is given what Recv holds from there on, at most a
-window of spans ahead of what the application has taken. A tap whose position Recv no longer (or not yet) holds is
-fed by a replica instead, like that of a plain client, until the fabric can continue it: the machine sees to that.
+The fabric (protocols/nodes/client.py) brings spans in order, once, and keeps the latest of them. A subscription is a
+*tap*: it has a position of its own and is given what the fabric keeps from there on, at most a window of spans ahead of
+what the application has taken. If the fabric does not keep the position of a tap, a replica feeds the subscription, as
+for a plain client, until the fabric can continue it (followers.py).
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from tidings.core.filters import Filter
 from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.lens import ALL, Lens
 from tidings.core.span import Span
-from tidings.protocols.client import Client, ClientSettings
-from tidings.protocols.kernel import Deliver, Effect, Effects, Input, Received, Report, Time, Value
-from tidings.protocols.membership import Membership
+from tidings.protocols.brokers.subscriber import Fed
+from tidings.protocols.credit import CreditWindow
+from tidings.protocols.kernel import NOTHING, Deliver, Effect, Effects, Input, Received, Report, Time, Value
 from tidings.protocols.messages import Know, Offer
-from tidings.protocols.subscriptions import Fed
+from tidings.protocols.nodes.client import Client, ClientSettings
+from tidings.protocols.replication.chain_config import ChainConfig
 
 CHUNK = 16_384  # rows in one of them
+GONE = 4096  # forgotten streams that are remembered; ours
 WINDOW = 32  # spans beyond what the application has taken; as at a replica (SubscriptionSettings)
 
 
 class Heard(Value, frozen=True, gc=False):
-    """A sign of life of whoever feeds a subscription: it has sent all it has if ``at`` is its ``horizon``."""
+    """The source of a subscription is alive; it has sent everything it has if ``at`` is its ``horizon``."""
 
     id: int
     at: int
@@ -39,13 +40,13 @@ class Tap:
 
     __slots__ = ("ahead", "filter", "id", "lens", "next", "stream")
 
-    def __init__(self, id: int, stream: StreamId, at: int, filter: Filter | None) -> None:
+    def __init__(self, id: int, stream: StreamId, at: int, filter: Filter | None, ahead: CreditWindow) -> None:
         self.id = id
         self.stream = stream
         self.next = at  # first number not given
         self.filter = filter
         self.lens = Lens(filter.text) if filter is not None else ALL
-        self.ahead: deque[int] = deque()  # ends of the spans that the application has not taken
+        self.ahead = ahead  # the spans that the application has not taken
 
 
 class Fabric:
@@ -55,7 +56,7 @@ class Fabric:
         self,
         me: NodeId,
         region: RegionId,
-        membership: Membership,
+        membership: ChainConfig,
         horizons: Mapping[StreamId, int],
         settings: ClientSettings,
         rng: random.Random,
@@ -63,13 +64,14 @@ class Fabric:
         self.client = Client(me, region, membership, horizons, settings, rng)
         self.taps: dict[int, Tap] = {}
         self.by_stream: dict[StreamId, dict[int, Tap]] = {}
+        self.gone: dict[StreamId, None] = {}  # the newest forgotten streams: peers may still offer them
 
     def start(self, now: Time) -> Effects:
         return self.client.start(now)
 
-    def learn(self, membership: Membership) -> None:
+    def learn(self, now: Time, membership: ChainConfig) -> None:
         """Another configuration of the region's chain."""
-        self.client.views.learn(membership)
+        self.client.fabric.learn(now, membership)
 
     def check(self) -> None:
         self.client.check()
@@ -78,6 +80,8 @@ class Fabric:
 
     def handle(self, now: Time, input: Input) -> Effects:
         """React to gossip; what the fabric delivers goes to the taps of its stream."""
+        if self.gone and self._is_of_the_past(input):
+            return NOTHING
         out: list[Effect] = []
         moved: dict[StreamId, None] = {}
         for effect in self.client.handle(now, input):
@@ -92,24 +96,27 @@ class Fabric:
             self._vouch(input.src, input.message, out)
         return out
 
+    def _is_of_the_past(self, input: Input) -> bool:
+        """Whether a peer offers a stream that the region has no more; what a replica offers is there again."""
+        if type(input) is not Received or type(input.message) is not Offer:
+            return False
+        return input.message.stream in self.gone and input.src not in self.client.fabric.config.replicas
+
     # --- taps -------------------------------------------------------------------------------------------
 
     def latest(self, stream: StreamId) -> int | None:
         """The first number of a stream that has not come; None of a stream nobody has told of."""
-        state = self.client.pull.streams.get(stream)
-        return None if state is None else state.horizon
+        return self.client.fabric.horizon(stream)
 
     def covers(self, stream: StreamId, at: int) -> bool:
         """Whether the fabric can continue a subscription at this number."""
-        state = self.client.pull.streams.get(stream)
-        if state is None or at > state.horizon:
-            return False
-        return at == state.horizon or (len(state.recv.spans) > 0 and state.recv.spans[0].lo <= at)
+        return self.client.fabric.covers(stream, at)
 
-    def tap(self, id: int, stream: StreamId, at: int, filter: Filter | None, ahead: Iterable[int] = ()) -> Effects:
-        """Continue a subscription at a number that is covered; ``ahead`` ends what was not taken before."""
-        tap = self.taps[id] = Tap(id, stream, at, filter)
-        tap.ahead.extend(ahead)
+    def tap(
+        self, id: int, stream: StreamId, at: int, filter: Filter | None, ahead: CreditWindow | None = None
+    ) -> Effects:
+        """Continue a subscription at a number that is covered; ``ahead``: what was given before and is not taken."""
+        tap = self.taps[id] = Tap(id, stream, at, filter, CreditWindow() if ahead is None else ahead)
         self.by_stream.setdefault(stream, {})[id] = tap
         out: list[Effect] = [Deliver(Heard(id, at, self.latest(stream) or at))]
         self._pump(tap, out)
@@ -118,11 +125,21 @@ class Fabric:
     def take(self, id: int, horizon: int) -> list[Effect]:
         """The application has taken everything below ``horizon``."""
         tap = self.taps[id]
-        while tap.ahead and tap.ahead[0] <= horizon:
-            tap.ahead.popleft()
+        tap.ahead.release(horizon)
         out: list[Effect] = []
         self._pump(tap, out)
         return out
+
+    def streams(self) -> list[StreamId]:
+        """The streams that the fabric has told of."""
+        return list(self.client.fabric.horizons)
+
+    def forget(self, stream: StreamId) -> None:
+        """The region has no such stream any more."""
+        self.client.fabric.forget(stream)
+        self.gone[stream] = None
+        while len(self.gone) > GONE:
+            del self.gone[next(iter(self.gone))]
 
     def behind(self, id: int) -> int | None:
         """Where a tap stands that the fabric can continue no more; None if it can."""
@@ -133,26 +150,30 @@ class Fabric:
         """A subscription is over, or fed by a replica from now on."""
         tap = self.taps.pop(id, None)
         if tap is not None:
-            del self.by_stream[tap.stream][id]
+            taps = self.by_stream[tap.stream]
+            del taps[id]
+            if not taps:
+                del self.by_stream[tap.stream]
 
     def _pump(self, tap: Tap, out: list[Effect]) -> None:
-        state = self.client.pull.streams.get(tap.stream)
-        if state is None or not self.covers(tap.stream, tap.next):
+        member = self.client.fabric
+        horizon = member.horizon(tap.stream)
+        if horizon is None or not member.covers(tap.stream, tap.next):
             return
-        while tap.next < state.horizon and len(tap.ahead) < WINDOW:
-            given, *_ = state.recv.overlap(tap.next, state.horizon, CHUNK)
+        while tap.next < horizon and len(tap.ahead) < WINDOW:
+            given = member.read(tap.stream, tap.next, horizon, CHUNK)
             tap.next = given.hi
-            tap.ahead.append(given.hi)
+            tap.ahead.add(given.hi)
             if tap.filter is not None:
                 given = given.filter(tap.lens, tap.filter.mask(given.rows))
             out.append(Deliver(Fed(tap.id, given)))
-        if tap.next == state.horizon:
-            out.append(Deliver(Heard(tap.id, tap.next, state.next)))
+        if tap.next == horizon:
+            out.append(Deliver(Heard(tap.id, tap.next, member.expected(tap.stream))))
 
     def _vouch(self, src: NodeId, message: Offer | Know, out: list[Effect]) -> None:
         """What a replica says of a stream tells how fresh its taps are; peers may be as far behind."""
         taps = self.by_stream.get(message.stream)
-        if not taps or src not in self.client.views.membership.replicas:
+        if not taps or src not in self.client.fabric.config.replicas:
             return
         out.append(Report("peer_vouched"))
         out.extend([Deliver(Heard(tap.id, tap.next, message.horizon)) for tap in taps.values()])

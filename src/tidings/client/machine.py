@@ -1,14 +1,17 @@
 """A client as one machine: what the cluster looks like, a publisher per owning region, subscribers, questions.
 
     commands:  Submit(batch)  Open/Taken/Processed/Close(subscription)  Ask/Drop(question)  Hold/MoveLease/LetGo(lease)
-               Lost(node)
-    delivered: Acked, Refused, Broken   Fed, Heard, Saved, Ended   Answered   Granted, Dropped   Description
+               Sinking/DropSinking(request of a sink)  Lost(node)
+    delivered: Acked, Refused, Broken   Fed, Heard, Saved, Ended   Answered   Granted, Dropped   SinkAnswered
+               Description
 
-It begins with seeds, addresses without names. Whoever lives there describes the cluster: regions, chains, streams. From
-then on memberships say where everybody is. They are learned from descriptions, from replicas that are not the head, and
-asked for again when something is lost or silent; the newest of each region goes to its publisher and subscribers.
+It begins with seeds, addresses without names. A replica at one of them describes the cluster: regions, chains, streams.
+From then on the configurations of the chains say where every replica is. The machine learns them from descriptions and
+from replicas that are not the head, and asks for a description again when a node is lost or silent. It gives the newest
+configuration of each region to the publisher, the sinks, the leases and the subscribers that use it.
 
-Each part is a machine of its own (publishing, subscriptions, views + pull); here their effects are translated, no more.
+The parts are machines of their own: questions.py, region_clients.py, followers.py, `Holder` (leases) and, at a peer,
+fabric.py. This file routes inputs to them and nothing else.
 """
 
 from __future__ import annotations
@@ -16,17 +19,38 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from msgspec.structs import replace
+import msgspec
 
-from tidings.client.fabric import Fabric, Heard
-from tidings.core.filters import Filter, parse, parse_attributes
-from tidings.core.ids import NodeId, RegionId, StreamId, is_internal
-from tidings.core.rows import Rows
-from tidings.protocols.catalog import Because, Defined, Describe, Description, NotDefined, StreamDef, Why
-from tidings.protocols.client import ClientSettings
+from tidings.client.cluster_view import ClusterView
+from tidings.client.commands import (
+    Answered,
+    Ask,
+    AskTick,
+    Close,
+    Drop,
+    DropSinking,
+    Hold,
+    LetGo,
+    Open,
+    Processed,
+    PublisherTick,
+    RefreshTick,
+    Sinking,
+    SinkingTick,
+    Submit,
+    SubscriberTick,
+    Taken,
+)
+from tidings.client.fabric import Fabric
+from tidings.client.followers import Followers
+from tidings.client.questions import ANSWERS, Questions
+from tidings.client.region_clients import RegionPublishers, RegionSinks
+from tidings.core.errors import TidingsError
+from tidings.core.ids import NodeId, RegionId, StreamId, is_internal, stream_name
+from tidings.protocols.brokers.messages import Feed, SubscriptionSettings, Unfollow, Unfollowed
+from tidings.protocols.brokers.subscriber import Ended, Learn, Lost, Save, Take
 from tidings.protocols.kernel import (
     NOTHING,
-    Command,
     Deliver,
     Effect,
     Effects,
@@ -41,179 +65,31 @@ from tidings.protocols.kernel import (
     Timer,
     Value,
 )
-from tidings.protocols.leases import Holder, Lease, Leased, LeaseSettings, LeaseTick, MoveLease, Unleased
-from tidings.protocols.membership import Membership
-from tidings.protocols.publishing import (
-    Failed,
+from tidings.protocols.nodes.client import ClientSettings
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.services.catalog import Defined, Describe, Description
+from tidings.protocols.services.cursors import CursorAt
+from tidings.protocols.services.leases import (
+    Dropped,
+    Holder,
+    Lease,
+    Leased,
+    LeaseSettings,
+    LeaseTick,
+    MoveLease,
+    Unleased,
+)
+from tidings.protocols.services.publishing import (
     NotHead,
     Post,
     Published,
-    Publisher,
     PublishSettings,
+    Refused,
     Rejected,
     SessionOpened,
 )
-from tidings.protocols.receipts import ReceiptsKept
-from tidings.protocols.sinks import ANSWERS as SINK_ANSWERS
-from tidings.protocols.sinks import Request, SinkClient, SinkSettings
-from tidings.protocols.subscriptions import (
-    LATEST,
-    CursorAt,
-    Feed,
-    Learn,
-    Lost,
-    Save,
-    Subscriber,
-    SubscriptionSettings,
-    Take,
-    Unfollow,
-    Unfollowed,
-)
-
-# --- commands -------------------------------------------------------------------------------------------
-
-
-class Submit(Command, frozen=True, gc=False):
-    """Publish a batch to a stream of a region; the answer is `Acked`, `Refused` or `Broken`."""
-
-    region: RegionId
-    stream: StreamId
-    rows: Rows
-    tag: int
-
-
-class Open(Command, frozen=True, gc=False):
-    """Subscribe to one stream; ``lo`` is a number, EARLIEST or LATEST, and ``holder`` grows with time.
-
-    With ``asof`` it is a read of [lo, hi); ``replica`` says which of the region to begin with (else any).
-    """
-
-    id: int
-    stream: StreamId
-    lo: int
-    where: str
-    name: str | None
-    holder: int
-    hi: int = 0
-    asof: int = 0
-    replica: int | None = None
-
-
-class Taken(Command, frozen=True, gc=False):
-    """The application has taken everything below ``horizon`` off a subscription's hands."""
-
-    id: int
-    horizon: int
-
-
-class Processed(Command, frozen=True, gc=False):
-    """The application has processed everything below ``horizon``; ``prompt``: it waits for `Saved`."""
-
-    id: int
-    horizon: int
-    prompt: bool = False
-
-
-class Close(Command, frozen=True, gc=False):
-    """A subscription is over."""
-
-    id: int
-
-
-class Ask(Command, frozen=True, gc=False):
-    """Ask a replica of a region (its head; any region if none is named) until there is an answer."""
-
-    nonce: int
-    message: Message
-    region: RegionId = ""
-    head: bool = False
-
-
-class Hold(Command, frozen=True, gc=False):
-    """Get a lease and renew it; ``resume``: one that was granted already. Delivered are `Granted` and `Dropped`."""
-
-    lease: Lease
-    resume: bool = False
-
-
-class LetGo(Command, frozen=True, gc=False):
-    """Renew a lease no longer, and ``release`` it."""
-
-    name: str
-    release: bool = True
-
-
-class Drop(Command, frozen=True, gc=False):
-    """Nobody waits for the answer any more."""
-
-    nonce: int
-
-
-class Sinking(Command, frozen=True, gc=False):
-    """Ask the owner of a sink's stream something; delivered is a `SinkAnswered`."""
-
-    region: RegionId
-    request: Request
-
-
-class DropSinking(Command, frozen=True, gc=False):
-    """Nobody waits for that answer any more."""
-
-    region: RegionId
-    nonce: int
-
-
-# --- what is delivered, besides what the parts deliver ----------------------------------------------------
-
-
-class Answered(Value, frozen=True, gc=False):
-    """The answer to an `Ask`."""
-
-    nonce: int
-    message: Message
-
-
-class Broken(Value, frozen=True, gc=False):
-    """This client may publish to a region no more, and why."""
-
-    region: RegionId
-    reason: str
-
-
-# --- timers -----------------------------------------------------------------------------------------------
-
-
-class PublisherTick(Timer, frozen=True, gc=False):
-    """A publisher's timer."""
-
-    region: RegionId
-    generation: int
-    timer: Timer
-
-
-class SinkingTick(Timer, frozen=True, gc=False):
-    """The timer of a region's sinks."""
-
-    region: RegionId
-    timer: Timer
-
-
-class SubscriberTick(Timer, frozen=True, gc=False):
-    """A subscriber's timer."""
-
-    id: int
-    timer: Timer
-
-
-class AskTick(Timer, frozen=True, gc=False):
-    """A question has waited for an answer."""
-
-    nonce: int
-    turn: int
-
-
-class RefreshTick(Timer, frozen=True, gc=False):
-    """Time to look how the cluster has changed."""
+from tidings.protocols.services.sink_client import ANSWERS as SINK_ANSWERS
+from tidings.protocols.services.sinks import SinkSettings
 
 
 class MachineSettings(Value, frozen=True, gc=False):
@@ -232,21 +108,9 @@ class MachineSettings(Value, frozen=True, gc=False):
 
 
 PUBLISHING = frozenset({Published, Rejected, SessionOpened})
-ANSWERS = frozenset({Description, Defined, NotDefined, Because, ReceiptsKept})
 SUBSCRIBING = frozenset({Feed, Unfollowed})
 
 _OWN = 1 << 62  # nonces of the machine's own questions begin here
-
-
-class Asking:
-    """A question under way."""
-
-    __slots__ = ("ask", "to", "turn")
-
-    def __init__(self, ask: Ask) -> None:
-        self.ask = ask
-        self.turn = 0
-        self.to: NodeId = ""
 
 
 class ClientMachine:
@@ -263,28 +127,40 @@ class ClientMachine:
         peer: bool = False,
     ) -> None:
         self.me = me
-        self.publisher = publisher
-        self.seeds = tuple(seeds)
         self.settings = settings
         self.rng = rng
         self.peer = peer
-        self.home: RegionId = ""  # the region of whoever answered first
-        self.memberships: dict[RegionId, Membership] = {}
-        self.streams: dict[StreamId, StreamDef] = {}
-        self.publishers: dict[RegionId, Publisher] = {}
-        self.used: dict[RegionId, Time] = {}  # when a publisher was last given something
-        self.lives: dict[RegionId, int] = {}  # how many publishers a region has had
-        self.sinks: dict[RegionId, SinkClient] = {}
-        self.subscribers: dict[int, Subscriber] = {}
-        self.opened: dict[int, Open] = {}  # every subscription, whoever feeds it
-        self.asking: dict[int, Asking] = {}
+        self.view = view = ClusterView(seeds, rng.randrange(1 << 16))
+        self.memberships = view.memberships
+        self.streams = view.streams
+        self.questions = Questions(view, settings.ask)
+        self.asking = self.questions.open
+        self.region_publishers = RegionPublishers(publisher, view, settings.publish, settings.renew, rng)
+        self.publishers = self.region_publishers.by_region
+        self.region_sinks = RegionSinks(view, settings.sinks)
+        self.sinks = self.region_sinks.by_region
+        self.followers = Followers(view, settings.subscriptions)
+        self.subscribers = self.followers.subscribers
+        self.opened = self.followers.opened
         self.holders: dict[str, Holder] = {}  # by the name of a lease
-        self.fabric: Fabric | None = None
-        self.receipts = False  # the cluster asks its subscribers for receipts
         self.described: Time | None = None  # when the last own description was asked for
         self.lost: Time = -1e18  # when a node was last lost
         self._nonce = _OWN
-        self._offset = rng.randrange(1 << 16)  # clients spread over the replicas
+
+    @property
+    def home(self) -> RegionId:
+        """The region of the replica that answered first; "" until then."""
+        return self.view.home
+
+    @property
+    def receipts(self) -> bool:
+        """Whether the cluster asks its subscribers for receipts."""
+        return self.view.receipts
+
+    @property
+    def fabric(self) -> Fabric | None:
+        """The fabric of the region, at a peer that has found it."""
+        return self.followers.fabric
 
     # --- the boundary -----------------------------------------------------------------------------------
 
@@ -297,25 +173,24 @@ class ClientMachine:
         if type(input) is Expired:
             return self._expire(now, input.timer)
         match input:
-            case Submit():
-                return self._submit(now, input)
+            case Submit(region, stream, rows, tag):
+                begun = self.region_publishers.begin(now, region)
+                return [*begun, *self._publisher(now, region, Post(self.view.id_of(stream), rows, tag))]
             case Taken(id, horizon):
-                return self._take(now, id, horizon)
+                taken = self.followers.take(now, id, horizon)
+                return self._subscriber(now, id, Take(horizon)) if taken is None else taken
             case Processed(id, horizon, prompt):
                 return self._subscriber(now, id, Save(horizon, prompt))
             case Open():
-                return self._open(now, input)
+                return self.followers.open(now, input)
             case Close(id):
-                return self._close(id)
-            case Ask(nonce):
-                self.asking[nonce] = Asking(input)
-                return self._ask(self.asking[nonce])
+                return self.followers.close(id)
+            case Ask():
+                return self.questions.ask(input)
             case Drop(nonce):
-                self.asking.pop(nonce, None)
+                self.questions.drop(nonce)
             case Hold(lease, resume):
-                membership = self.memberships[self.streams[lease.stream].region]
-                self.holders[lease.name] = Holder(lease, membership, self.settings.leases, resume=resume)
-                return self.holders[lease.name].start(now)
+                return self._hold(now, lease, resume)
             case MoveLease(name):
                 return self._holder(now, name, input)
             case LetGo(name, release):
@@ -323,8 +198,8 @@ class ClientMachine:
                 return holder.close() if holder is not None and release else NOTHING
             case Lost(node):
                 return self._lost(now, node)
-            case Sinking(region, request):
-                return self._sinking(now, region, request)
+            case Sinking():
+                return self.region_sinks.ask(now, input)
             case DropSinking(region, nonce) if region in self.sinks:
                 return self.sinks[region].drop(nonce)
         return NOTHING
@@ -341,7 +216,7 @@ class ClientMachine:
         if self.fabric is not None:
             self.fabric.check()
 
-    # --- inputs -----------------------------------------------------------------------------------------
+    # --- messages and timers ------------------------------------------------------------------------------
 
     def _receive(self, now: Time, input: Received) -> Effects:
         message = input.message
@@ -355,7 +230,7 @@ class ClientMachine:
             regions = [r for r in self.publishers if input.src in self.memberships[r].replicas] or self.publishers
             return [effect for region in regions for effect in self._publisher(now, region, input)]
         if kind in SINK_ANSWERS:
-            return [effect for region in self.sinks for effect in self._sink(now, region, input)]
+            return [effect for region in self.sinks for effect in self.region_sinks.handle(now, region, input)]
         if kind in ANSWERS:
             return self._answer(now, message)
         if isinstance(message, Leased | Unleased):
@@ -368,33 +243,39 @@ class ClientMachine:
 
     def _expire(self, now: Time, timer: Timer) -> Effects:
         match timer:
-            case PublisherTick(region, generation, inner):
-                return self._publisher(now, region, Expired(inner)) if generation == self.lives[region] else NOTHING
+            case PublisherTick(region, _, inner):
+                current = self.region_publishers.is_current(timer)
+                return self._publisher(now, region, Expired(inner)) if current else NOTHING
             case SinkingTick(region, inner):
-                return self._sink(now, region, Expired(inner))
+                return self.region_sinks.handle(now, region, Expired(inner))
             case SubscriberTick(id, inner):
                 return self._subscriber(now, id, Expired(inner))
             case AskTick(nonce, turn):
-                asking = self.asking.get(nonce)
-                return self._ask(asking) if asking is not None and asking.turn == turn else NOTHING
+                return self.questions.expired(nonce, turn)
             case LeaseTick(name):
                 return self._holder(now, name, Expired(timer))
             case RefreshTick():
                 return [*self._refresh(now), SetTimer(self.settings.hurry, RefreshTick())]
         return self.fabric.handle(now, Expired(timer)) if self.fabric is not None else NOTHING
 
+    def _hold(self, now: Time, lease: Lease, resume: bool) -> Effects:
+        definition = self.view.find(lease.stream)
+        if definition is None:
+            return [Deliver(Dropped(lease.name, f"stream {stream_name(lease.stream)!r} is unknown here"))]
+        lease = msgspec.structs.replace(lease, stream=definition.id)
+        membership = self.memberships[definition.region]
+        holder = self.holders[lease.name] = Holder(lease, membership, self.settings.leases, resume=resume)
+        return holder.start(now)
+
     def _lost(self, now: Time, node: NodeId) -> Effects:
-        """Whoever waits for a node does so no longer."""
+        """The connection to a node is gone: nothing waits for its answers any longer."""
         out: list[Effect] = []
         self.lost = now
         for id in list(self.subscribers):
             out.extend(self._subscriber(now, id, Lost(node)))
         for holder in self.holders.values():
             out.extend(holder.lost(now, node))
-        for asking in list(self.asking.values()):
-            if asking.to == node or asking.to in self.seeds:
-                out.extend(self._ask(asking))
-        return [*out, *self._hurry(now)]
+        return [*out, *self.questions.lost(node), *self._hurry(now)]
 
     # --- the cluster ------------------------------------------------------------------------------------
 
@@ -402,7 +283,7 @@ class ClientMachine:
         """Ask how the cluster looks."""
         self.described = now
         self._nonce += 1
-        return self.handle(now, Ask(self._nonce, Describe(self._nonce)))
+        return self.questions.ask(Ask(self._nonce, Describe(self._nonce)))
 
     def _hurry(self, now: Time) -> Effects:
         """Something is wrong: perhaps the cluster has changed."""
@@ -417,54 +298,48 @@ class ClientMachine:
 
     def _answer(self, now: Time, message: Message) -> Effects:
         out: list[Effect] = []
-        nonce = 0
-        match message:
-            case Description(nonce):
-                out = self._learn_all(now, message)
-            case Defined(nonce, definition):
-                self.streams[definition.name] = definition
-            case NotDefined(nonce) | ReceiptsKept(nonce):
-                pass
-            case Because(stream, seq):
-                found = [n for n, asking in self.asking.items() if asking.ask.message == Why(stream, seq)]
-                nonce = found[0] if found else 0
-        asking = self.asking.pop(nonce, None)
-        if asking is not None and nonce < _OWN:
+        if isinstance(message, Description):
+            out = self._learn_all(now, message)
+        elif isinstance(message, Defined):
+            self.view.learn_definition(message.definition)
+        nonce = self.questions.answered(message)
+        if nonce is not None and nonce < _OWN:
             out.append(Deliver(Answered(nonce, message)))
         return out
 
     def _learn_all(self, now: Time, told: Description) -> list[Effect]:
         out: list[Effect] = []
-        first = not self.home
+        first = not self.view.home
         if first:
-            self.home = told.region
+            self.view.home = told.region
+        self.view.learn_streams(told)
         if told.region == self.home:
-            self.receipts = told.receipts
-        for stream in told.streams:
-            known = self.streams.get(stream.name)
-            moved = known is not None and known.region != stream.region and told.region == self.home  # an older claim
-            if known is None or moved or not known.attrs.startswith(stream.attrs):  # attributes are only ever added
-                self.streams[stream.name] = stream
+            out.extend(self.followers.learn_streams(now, {stream.id for stream in told.streams}))
         for membership in told.memberships:
             out.extend(self._learn(now, membership))
         if first and self.peer:
-            horizons = {name: state.horizon for name, state in told.states.items() if not is_internal(name)}
-            membership = self.memberships[self.home]
-            self.fabric = Fabric(self.me, self.home, membership, horizons, self.settings.fabric, self.rng)
-            out.extend(self.fabric.start(now))
+            out.extend(self._join_fabric(now, told))
         return [*out, Deliver(told)]
 
-    def _learn(self, now: Time, membership: Membership) -> list[Effect]:
-        """The newest configuration of a region counts, and its publisher and subscribers are told."""
-        region = membership.region
-        known = self.memberships.get(region)
-        if known is not None and membership.epoch <= known.epoch:
+    def _join_fabric(self, now: Time, told: Description) -> Effects:
+        """Take part in the region's fabric; replicas feed a client that does not know this fabric or its options."""
+        horizons = {name: state.horizon for name, state in told.states.items() if not is_internal(name)}
+        chosen = ClientSettings(fabric=told.fabric)
+        try:
+            fabric = Fabric(self.me, self.home, self.memberships[self.home], horizons, chosen, self.rng)
+        except TidingsError:
+            return [Report("fabric_unknown")]
+        self.followers.fabric = fabric
+        return fabric.start(now)
+
+    def _learn(self, now: Time, membership: ChainConfig) -> list[Effect]:
+        """The newest configuration of a region counts, and every part that uses it is told."""
+        if not self.view.learn(membership):
             return []
-        self.memberships[region] = membership
+        region = membership.region
         out: list[Effect] = []
-        publisher = self.publishers.get(region)
-        if publisher is not None:
-            out.extend(publisher.learn(membership))
+        if region in self.publishers:
+            out.extend(self.publishers[region].learn(membership))
         if region in self.sinks:
             out.extend(self.sinks[region].learn(membership))
         for holder in self.holders.values():
@@ -472,11 +347,11 @@ class ClientMachine:
         for id in list(self.subscribers):
             out.extend(self._subscriber(now, id, Learn(membership)))
         if region == self.home and self.fabric is not None:
-            self.fabric.learn(membership)
+            self.fabric.learn(now, membership)
         return out
 
-    def _not_head(self, now: Time, input: Received, membership: Membership) -> Effects:
-        """Whoever asked this replica for something only a head does asks the head."""
+    def _not_head(self, now: Time, input: Received, membership: ChainConfig) -> Effects:
+        """A replica was asked for something that only a head does: the parts that asked it ask the head."""
         region = membership.region
         out = self._learn(now, membership)
         if region in self.publishers:
@@ -484,164 +359,46 @@ class ClientMachine:
         for holder in self.holders.values():
             out.extend(holder.handle(now, input))
         if region in self.sinks:
-            out.extend(self._sink(now, region, input))
+            out.extend(self.region_sinks.handle(now, region, input))
         if region == self.home:
             for id, subscriber in list(self.subscribers.items()):
                 if subscriber.name is not None:
                     out.extend(self._subscriber(now, id, input))
-        known = self.memberships.get(region, membership)
-        for asking in self.asking.values():
-            # a head that does not know yet that it is one is asked again later, not at once
-            if asking.ask.head and asking.ask.region == region and asking.to == input.src != known.head:
-                asking.turn = 0
-                out.extend(self._ask(asking))
-        return out
+        return [*out, *self.questions.not_head(input.src, membership)]
 
-    # --- questions --------------------------------------------------------------------------------------
-
-    def _ask(self, asking: Asking) -> list[Effect]:
-        """Send a question to the next who may know."""
-        ask = asking.ask
-        targets = self._targets(ask)
-        asking.to = targets[asking.turn % len(targets)]
-        asking.turn += 1
-        return [Send(asking.to, ask.message), SetTimer(self.settings.ask, AskTick(ask.nonce, asking.turn))]
-
-    def _targets(self, ask: Ask) -> tuple[NodeId, ...]:
-        if ask.region in self.memberships:
-            replicas = self.memberships[ask.region].replicas
-            return replicas if ask.head else replicas[::-1]  # the tail knows what is committed before the others
-        if not self.home:
-            return self.seeds
-        near = self._rotated(self.memberships[self.home].replicas)
-        far = [self.memberships[region].head for region in sorted(self.memberships) if region != self.home]
-        return (*near, *far, *self.seeds)
-
-    def _rotated(self, replicas: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
-        at = self._offset % len(replicas)
-        return replicas[at:] + replicas[:at]
-
-    # --- publishers -------------------------------------------------------------------------------------
-
-    def _submit(self, now: Time, submit: Submit) -> Effects:
-        region = submit.region
-        publisher = self.publishers.get(region)
-        out: list[Effect] = []
-        if publisher is None or self._stale(now, region, publisher):
-            nonce = self.rng.getrandbits(48)
-            publisher = Publisher(self.publisher, self.memberships[region], self.settings.publish, nonce)
-            self.publishers[region] = publisher
-            self.lives[region] = self.lives.get(region, 0) + 1
-            out = self._translated(region, publisher.start(now))
-        self.used[region] = now
-        out.extend(self._publisher(now, region, Post(submit.stream, submit.rows, submit.tag)))
-        return out
-
-    def _stale(self, now: Time, region: RegionId, publisher: Publisher) -> bool:
-        """Whether the head may have forgotten a session; nothing of it is unanswered."""
-        idle = not publisher.inflight and not publisher.queue and not publisher.failed
-        return idle and not 0 <= now - self.used[region] < self.settings.renew
+    # --- parts ------------------------------------------------------------------------------------------
 
     def _publisher(self, now: Time, region: RegionId, input: Input) -> list[Effect]:
-        """One that repeats itself goes round the replicas it knows: perhaps all of them have been replaced."""
-        out = self._translated(region, self.publishers[region].handle(now, input))
+        """A publisher that retries rotates over the replicas it knows: perhaps all of them have been replaced."""
+        out = self.region_publishers.handle(now, region, input)
+        for effect in out:
+            if type(effect) is Deliver and type(effect.item) is Refused and effect.item.reason == "stream":
+                return [*out, *self._gone(now, effect.item.stream)]
         return [*out, *self._hurry(now)] if _reports(out, "publisher_retry") else out
 
-    def _translated(self, region: RegionId, effects: Effects) -> list[Effect]:
-        out: list[Effect] = []
-        for effect in effects:
-            if type(effect) is SetTimer:
-                out.append(SetTimer(effect.delay, PublisherTick(region, self.lives[region], effect.timer)))
-            elif type(effect) is Deliver and type(effect.item) is Failed:
-                out.append(Deliver(Broken(region, effect.item.reason)))
-            else:
-                out.append(effect)
+    def _subscriber(self, now: Time, id: int, input: Input) -> list[Effect]:
+        """A subscriber that moved to another replica has lost one: perhaps the chain has changed."""
+        out = self.followers.handle(now, id, input)
+        if not out:
+            return out
+        if _reports(out, "subscriber_moved") and id in self.subscribers:
+            out.extend(self._hurry(now))
+        last = out[-1]
+        if type(last) is Deliver and type(last.item) is Ended and last.item.gone:
+            out.extend(self._gone(now, self.opened[id].stream))
         return out
 
-    # --- sinks ----------------------------------------------------------------------------------------------
+    def _gone(self, now: Time, stream: StreamId) -> Effects:
+        """A stream may be no more: then its name may mean another one."""
+        self.view.forget(stream)
+        return self._hurry(now)
 
-    def _sinking(self, now: Time, region: RegionId, request: Request) -> Effects:
+    def _cursor(self, now: Time, input: Received, at: CursorAt) -> Effects:
+        """Where a durable subscription stands."""
         out: list[Effect] = []
-        if region not in self.sinks:
-            self.sinks[region] = SinkClient(self.memberships[region], self.settings.sinks)
-            out = self._sink_ticking(region, self.sinks[region].start(now))
-        return [*out, *self.sinks[region].ask(request)]
-
-    def _sink(self, now: Time, region: RegionId, input: Input) -> list[Effect]:
-        return self._sink_ticking(region, self.sinks[region].handle(now, input))
-
-    def _sink_ticking(self, region: RegionId, effects: Effects) -> list[Effect]:
-        return [
-            SetTimer(effect.delay, SinkingTick(region, effect.timer)) if type(effect) is SetTimer else effect
-            for effect in effects
-        ]
-
-    # --- subscribers ------------------------------------------------------------------------------------
-
-    def _open(self, now: Time, command: Open) -> Effects:
-        """A peer taps its fabric; whoever is none, has a name or begins earlier follows a replica."""
-        self.opened[command.id] = command
-        fabric = self.fabric
-        if fabric is not None and command.name is None and not command.hi:
-            at = fabric.latest(command.stream) if command.lo == LATEST else command.lo
-            if at is not None and fabric.covers(command.stream, at):
-                return fabric.tap(command.id, command.stream, at, self._filter(command))
-        return self._follow(now, command)
-
-    def _filter(self, open: Open) -> Filter | None:
-        return parse(open.where, parse_attributes(self.streams[open.stream].attrs)) if open.where else None
-
-    def _take(self, now: Time, id: int, horizon: int) -> Effects:
-        fabric = self.fabric
-        if fabric is None or id not in fabric.taps:
-            return self._subscriber(now, id, Take(horizon))
-        effects = fabric.take(id, horizon)
-        behind = fabric.behind(id)
-        if behind is None:
-            return effects
-        fabric.close(id)
-        again = replace(self.opened[id], lo=behind)
-        return [*effects, Report("tap_behind"), *self._follow(now, again)]
-
-    def _tapped(self, id: int, subscriber: Subscriber) -> Effects:
-        """Let the fabric continue what a replica has fed so far, if it can."""
-        at, fabric = subscriber.horizon, self.fabric
-        if fabric is None or at is None or subscriber.name is not None or subscriber.hi:
-            return NOTHING
-        if not fabric.covers(subscriber.stream, at):
-            return NOTHING
-        del self.subscribers[id]
-        tapped = fabric.tap(id, subscriber.stream, at, self._filter(self.opened[id]), subscriber.ahead)
-        return [*subscriber.close(), Report("tap_caught_up"), *tapped]
-
-    def _follow(self, now: Time, open: Open) -> Effects:
-        membership, settings = self.memberships[self.home], self.settings.subscriptions
-        args = (open.id, open.stream, open.lo, open.where, open.name)
-        owner = self.memberships.get(self.streams[open.stream].region) if open.asof else None
-        subscriber = Subscriber(*args, membership, settings, open.holder, open.hi, open.asof, owner)
-        subscriber.turn = self._offset + open.id if open.replica is None else open.replica
-        self.subscribers[open.id] = subscriber
-        return self._ticking(open.id, subscriber.start(now))
-
-    def _close(self, id: int) -> Effects:
-        self.opened.pop(id, None)
-        if self.fabric is not None:
-            self.fabric.close(id)
-        subscriber = self.subscribers.pop(id, None)
-        return subscriber.close() if subscriber is not None else NOTHING
-
-    def _subscriber(self, now: Time, id: int, input: Input) -> list[Effect]:
-        subscriber = self.subscribers.get(id)
-        if subscriber is None:
-            return []
-        out = self._ticking(id, subscriber.handle(now, input))
-        if type(input) is Received and type(input.message) is Feed and subscriber.horizon is not None:
-            out.append(Deliver(Heard(id, subscriber.horizon, input.message.horizon)))
-            out.extend(self._tapped(id, subscriber))
-        if subscriber.over:
-            self.subscribers.pop(id, None)
-        elif _reports(out, "subscriber_moved"):
-            out.extend(self._hurry(now))
+        for id, subscriber in list(self.subscribers.items()):
+            if (subscriber.name, subscriber.stream) == (at.name, at.stream):
+                out.extend(self._subscriber(now, id, input))
         return out
 
     def _holder(self, now: Time, name: str, input: Input) -> Effects:
@@ -650,27 +407,11 @@ class ClientMachine:
         if holder is None:
             return NOTHING
         effects = holder.handle(now, input)
+        if type(input) is Received and type(input.message) is Unleased and input.message.gone:
+            effects = [*effects, *self._gone(now, input.message.stream)]
         if holder.over:
             del self.holders[name]
         return effects
-
-    def _ticking(self, id: int, effects: Effects) -> list[Effect]:
-        out: list[Effect] = []
-        for effect in effects:
-            if type(effect) is SetTimer:
-                out.append(SetTimer(effect.delay, SubscriberTick(id, effect.timer)))
-            else:
-                out.append(effect)
-        return out
-
-    def _cursor(self, now: Time, input: Received, at: CursorAt) -> Effects:
-        """Where a durable subscription stands."""
-        out: list[Effect] = []
-        for id, subscriber in list(self.subscribers.items()):
-            if (subscriber.name, subscriber.stream) != (at.name, at.stream):
-                continue
-            out.extend(self._subscriber(now, id, input))
-        return out
 
 
 def _reports(effects: list[Effect], name: str) -> bool:

@@ -1,32 +1,39 @@
 """Reads of a range: exactly the rows of [lo, hi) that survive collection below ``asof``, the same from every replica.
 
-A read is a subscription with an end: fed through a window, so that a slow reader holds nobody up, and continued at
-another replica when one is lost. What is read again is the same again, wherever it comes from, as long as somebody
-remembers how things were as of that number: a lease (`Connection.lease`) makes sure of it, without one it may turn out
-to be forgotten, which is `AsofGone`.
+A read is a subscription with an end. A window of credit keeps a slow reader from delaying others, and another replica
+continues when one is lost. A repeated read returns the same rows, from any replica, as long as one remembers how things
+were as of that number. A lease (`Connection.lease`) guarantees that; without one the read may end with `AsofGone`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tidings.client.errors import TidingsError
-from tidings.client.events import Rows
+from tidings.client.events import EventRows
 from tidings.client.subscription import Subscription
+from tidings.core.ids import StreamId
 
-if TYPE_CHECKING:
-    from tidings.client.connection import Connection
+
+class ReadCalls(Protocol):
+    """What a read needs of its connection."""
+
+    async def open_read(
+        self, stream: StreamId, lo: int, hi: int, asof: int, where: str, replica: int | None
+    ) -> Subscription:
+        """Open a subscription that ends at ``hi``."""
+        ...
 
 
 class Reading:
     """Created by `Connection.read`; use it as ``async with``, then ``async for rows in reading``."""
 
     def __init__(
-        self, connection: Connection, stream: str, lo: int, hi: int, asof: int, where: str, replica: int | None
+        self, calls: ReadCalls, stream: StreamId, lo: int, hi: int, asof: int, where: str, replica: int | None
     ) -> None:
-        self._connection = connection
+        self._calls = calls
         self._request = (stream, lo, hi, asof, where, replica)
         self._subscription: Subscription | None = None
         self.stream = stream
@@ -37,7 +44,7 @@ class Reading:
 
     async def open(self) -> Reading:
         """Begin; it must be closed."""
-        self._subscription = await self._connection._read(*self._request)
+        self._subscription = await self._calls.open_read(*self._request)
         return self
 
     async def close(self) -> None:
@@ -53,7 +60,7 @@ class Reading:
     ) -> None:
         await self.close()
 
-    async def take(self) -> list[Rows]:
+    async def take(self) -> list[EventRows]:
         """The next spans, as many as are there; waits for one, and is empty at the end."""
         if self._subscription is None:
             raise TidingsError("the read is not open; use async with t.read(...)")
@@ -61,9 +68,9 @@ class Reading:
             return []
         spans = await self._subscription.taken()
         self.at = spans[-1].hi
-        return [Rows(span) for span in spans]
+        return [EventRows(span) for span in spans]
 
-    async def __aiter__(self) -> AsyncIterator[Rows]:
+    async def __aiter__(self) -> AsyncIterator[EventRows]:
         while spans := await self.take():
             for span in spans:
                 yield span

@@ -1,10 +1,9 @@
-"""Delivery receipts, a subscriber's side: what the application was handed, told to the region once a second.
+"""Delivery receipts, the subscriber's side: once a second the client tells its region what the application was handed.
 
-Spans that continue each other and can be stated as one (core/span.py: equal asof, or as published) are one receipt; a
-receipt is closed once a second, or when the next span does not continue it. Nothing here waits: the application takes
-its spans at its own pace, what is closed goes out beside it, one message at a time, and while that is not answered at
-most `WAITING` receipts are held. What does not fit is left out. That shows: receipts are numbered without holes, and of
-what a missing number was about an audit says that it cannot be verified, not that it went wrong.
+Spans that continue each other and can be stated as one (core/span.py: equal asof, or as published) are one receipt. A
+receipt is closed once a second, or when the next span does not continue it. Closed receipts are sent in the background,
+one message at a time; the application never waits for that. At most `WAITING` receipts are held, and more are dropped.
+Receipts are numbered without holes, so a dropped one shows: an audit calls its range unverifiable, not wrong.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from tidings.client.errors import TidingsError
 from tidings.core.hashing import WORD
 from tidings.core.ids import StreamId
 from tidings.core.span import Span
-from tidings.protocols.receipts import MOST, Receipt
+from tidings.protocols.services.receipts import MOST, Receipt
 
 PERIOD = 1.0  # seconds that a receipt may cover; ours
-WAITING = 8 * MOST  # receipts held while nobody takes them; ours: about a megabyte
+WAITING = 8 * MOST  # receipts held while the head takes none; ours: about a megabyte
 GOODBYE = 2.0  # seconds for the last ones when the connection is closed; ours
 
 Send = Callable[[tuple[Receipt, ...]], Awaitable[None]]
@@ -84,7 +83,7 @@ class Account:
         return run
 
 
-class Ledger:
+class ReceiptLedger:
     """All receipts of a connection."""
 
     def __init__(self, send: Send) -> None:
@@ -114,7 +113,7 @@ class Ledger:
             self._hold(account.close())
 
     async def close(self) -> None:
-        """Send what there is, as long as somebody takes it soon."""
+        """Send what there is, if the head takes it soon."""
         if self._task is None:
             return
         self._task.cancel()

@@ -1,4 +1,4 @@
-"""A batch that many tasks write and one driver commits: all of it, once, or nothing (protocols/sinks.py).
+"""A batch that many tasks write and one driver commits: all of it, once, or nothing (protocols/services/sinks.py).
 
     sink = t.sink("prices", writer="nightly", query=query_id, batch=17)     # in the driver and in every task
     part = sink.part(3)                                                     # in a task: partition 3
@@ -13,19 +13,25 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
+import msgspec
 import pyarrow as pa
 
+from tidings.client.commands import DropSinking, Sinking
 from tidings.client.errors import BatchGone, PublishFailed, StagingFull, TidingsError, UnknownStream, WriterInUse
 from tidings.client.events import Ack
-from tidings.client.inputs import number, text
+from tidings.client.session import Session
+from tidings.client.streams import StreamCalls
+from tidings.client.tables import batches_of
+from tidings.client.validation import name as checked_name
+from tidings.client.validation import number, text
 from tidings.core.errors import BadInput
 from tidings.core.ids import StreamId
 from tidings.core.rows import Rows
 from tidings.protocols.kernel import Message
-from tidings.protocols.sinks import (
+from tidings.protocols.services.sink_client import SinkAnswered
+from tidings.protocols.services.sinks import (
     AbortBatch,
     Attempt,
     BatchAborted,
@@ -41,21 +47,48 @@ from tidings.protocols.sinks import (
 CHUNK_ROWS = 32_768  # a history stores as many without cutting them up
 CHUNK_BYTES = 4 << 20  # half of a message: rows differ in size
 WINDOW = 4  # chunks under way, as many as `SinkSettings.window`
-CROWDED = 30.0  # seconds to wait for others to commit when there is no room for anybody; ours
+CROWDED = 30.0  # seconds to wait for others to commit when the region has no room for any batch; ours
 PAUSE = 0.25  # seconds between two tries of that; ours, because what is committed makes room twice a second
 
-AskOwner: TypeAlias = Callable[[StreamId, Request], Awaitable[Message]]
-Split: TypeAlias = Callable[[StreamId, pa.Table, int, int], Awaitable[list[Rows]]]
-"""(stream, table, rows, bytes) -> batches of about so many rows and bytes that fit the stream."""
+
+class SinkCalls:
+    """The sinks of a connection: asks the owners of their streams."""
+
+    def __init__(self, session: Session, streams: StreamCalls) -> None:
+        self._session = session
+        self._streams = streams
+        session.on(SinkAnswered, lambda item: session.answered(item.request.nonce, item.answer))
+
+    def sink(
+        self, stream: StreamId, writer: str, query: str, batch: int, run: int | None, once: bool, reset: bool
+    ) -> Sink:
+        """A sink for one batch; raises `BadInput`."""
+        self._session.alive()
+        checked_name("stream", stream)
+        return Sink(make_batch(stream, writer, query, batch, run=run, once=once, reset=reset), self)
+
+    async def ask(self, stream: StreamId, request: Request) -> Message:
+        """Ask the owner of a stream until it answers."""
+        definition = await self._streams.known(stream)
+        region = definition.region
+        of = msgspec.structs.replace(request.of, stream=definition.id)
+        asked = Sinking(region, msgspec.structs.replace(request, of=of))
+        answer: Message = await self._session.answer(request.nonce, asked, DropSinking(region, request.nonce))
+        if isinstance(answer, SinkRefused) and answer.code == "stream":
+            self._session.machine.view.forget(definition.id)  # its name may mean another one
+        return answer
+
+    async def split(self, stream: StreamId, table: pa.Table, rows: int, nbytes: int) -> list[Rows]:
+        """A table in batches of about so many rows and bytes that fit the stream."""
+        return batches_of(await self._streams.known(stream), table, rows, nbytes)
 
 
 class Sink:
     """One run of one batch, seen from the driver or from a task; both name the same ``run``."""
 
-    def __init__(self, of: SinkBatch, ask: AskOwner, split: Split) -> None:
+    def __init__(self, of: SinkBatch, calls: SinkCalls) -> None:
         self.of = of
-        self._ask = ask
-        self._split = split
+        self._calls = calls
 
     def part(self, partition: int) -> Part:
         """A new attempt at one partition."""
@@ -83,14 +116,14 @@ class Sink:
 
     async def ask(self, request: Request) -> Message:
         """Ask the owner until it answers; a refusal is raised."""
-        answer = await self._ask(self.of.stream, request)
+        answer = await self._calls.ask(self.of.stream, request)
         if isinstance(answer, SinkRefused):
             raise refusal(self.of, answer)
         return answer
 
     async def split(self, table: pa.Table) -> list[Rows]:
         """The rows of a table in chunks that a message can carry."""
-        return await self._split(self.of.stream, table, CHUNK_ROWS, CHUNK_BYTES)
+        return await self._calls.split(self.of.stream, table, CHUNK_ROWS, CHUNK_BYTES)
 
 
 class Part:
@@ -148,7 +181,7 @@ class Part:
             raise errors[0]
 
     async def _send(self, index: int, rows: Rows) -> None:
-        """Stage one chunk; while there is no room for anybody, wait a while."""
+        """Stage one chunk; while the region has no room for any batch, wait."""
         until = asyncio.get_running_loop().time() + CROWDED
         while True:
             request = StageRows(_nonce(), self._sink.of, self._partition, self._attempt, index, rows)
@@ -163,7 +196,7 @@ class Part:
 
 
 def refusal(of: SinkBatch, answer: SinkRefused) -> TidingsError:
-    """What an owner's refusal is to the application."""
+    """The error to raise for an owner's refusal."""
     match answer.code:
         case "stream":
             return UnknownStream(answer.reason, of.stream)

@@ -1,10 +1,10 @@
 """A subscription as an application sees it: an asynchronous iterator of events, or of spans of rows.
 
-Spans wait in a queue until the application takes them; taking some gives their sender credit for more, so what waits
-is bounded (subscriptions.py). Large spans earn credit as soon as no other waits; those of a few rows do so several at a
-time, or a little later: else every single event would cost its replica another message. Events are unpacked a span at a
-time and handed out one by one; what is left of a span stays here, so a loop may be left and another one begun without
-losing any.
+Spans wait in a queue until the application takes them. Taking some gives their sender credit for more, so what waits is
+bounded (protocols/brokers/feeds.py). A large span earns credit as soon as no other waits. Spans of a few rows earn it
+several at a time, or a little later: otherwise every event would cost its replica another message. Events are unpacked
+a span at a time and handed out one by one. The rest of a span stays here, so an application may leave one loop and
+begin another without losing an event.
 
 A durable subscription (it has a name) acknowledges an item when the next one is asked for, or with `ack`. After a crash
 between the two the item is delivered again. Names and their cursors belong to the region that the client is connected
@@ -19,21 +19,21 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Protocol
 
+from tidings.client.commands import Close, Open, Processed, Taken
 from tidings.client.errors import AsofGone, Closed, SubscriptionEnded, Superseded, TidingsError
-from tidings.client.events import Event, Rows, events_of
-from tidings.client.machine import Close, Open, Processed, Taken
-from tidings.core.ids import StreamId
-from tidings.core.listed import ListedRows
+from tidings.client.events import Event, EventRows, events_of
+from tidings.core.ids import StreamName, stream_name
+from tidings.core.small_rows import SmallRows
 from tidings.core.span import Span
+from tidings.protocols.brokers.subscriber import Ended
 from tidings.protocols.kernel import Command
-from tidings.protocols.subscriptions import Ended
 
 CREDIT = 8  # spans taken before their sender is told; ours: a quarter of its window
 SOON = 0.05  # seconds after which it is told in any case; ours, because a sender with a small window may wait for it
 GOODBYE = 2.0  # seconds to save the cursor when a durable subscription is left; ours
 
 
-class Commands(Protocol):
+class SubscriptionCommands(Protocol):
     """What a subscription needs of its connection."""
 
     def command(self, command: Command) -> None:
@@ -41,7 +41,7 @@ class Commands(Protocol):
         ...
 
 
-class Feed:
+class SubscriptionQueue:
     """One stream of a subscription."""
 
     __slots__ = (
@@ -62,10 +62,10 @@ class Feed:
     def __init__(self, open: Open) -> None:
         self.open = open
         self.id = open.id
-        self.stream: StreamId = open.stream
+        self.stream: StreamName = stream_name(open.stream)
         self.begun = False
         self.heard = 0.0  # when there was a sign of life
-        self.horizon = 0  # of whoever feeds it
+        self.horizon = 0  # of its source
         self.at = 0  # first number that has not been delivered to the queue
         self.taken = 0  # first number that the application has not been given
         self.credited = 0  # of that, what the machine has been told
@@ -79,7 +79,7 @@ class Subscription:
 
     def __init__(
         self,
-        connection: Commands,
+        connection: SubscriptionCommands,
         opens: list[Open],
         forget: Callable[[list[int]], None],
         loop: asyncio.AbstractEventLoop,
@@ -87,20 +87,20 @@ class Subscription:
         self._connection = connection
         self._loop = loop
         self._forget = forget
-        self.feeds = {open.id: Feed(open) for open in opens}
+        self.feeds = {open.id: SubscriptionQueue(open) for open in opens}
         self.durable = opens[0].name is not None
-        self._queue: deque[tuple[Feed, Span]] = deque()
+        self._queue: deque[tuple[SubscriptionQueue, Span]] = deque()
         self._taken = 0  # spans since credit was given
         self._crediting: asyncio.TimerHandle | None = None
         self._rest: Iterator[Event] = iter(())  # of the span that is handed out
-        self._current: tuple[Feed, Span] | None = None
+        self._current: tuple[SubscriptionQueue, Span] | None = None
         self._last: Event | None = None  # of the current span, the event handed out last if they go one by one
         self._waiter: asyncio.Future[None] | None = None
         self._error: TidingsError | None = None
         self._closed = False
         self._saving: list[asyncio.Future[None]] = []
         self._changed: list[asyncio.Future[None]] = []
-        self.on_heard: Callable[[Feed], None] | None = None
+        self.on_heard: Callable[[SubscriptionQueue], None] | None = None
         self.on_taken: Callable[[int, Span], None] | None = None  # told of every span that the application is given
 
     # --- life -------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Subscription:
         self._wake()
 
     def heard(self, id: int, at: int, horizon: int, now: float) -> None:
-        """Whoever feeds a stream is there."""
+        """The source of a stream is alive."""
         feed = self.feeds[id]
         feed.heard = now
         feed.horizon = horizon
@@ -230,7 +230,7 @@ class Subscription:
         feed.taken = span.hi
         if self.on_taken is not None:
             self.on_taken(feed.id, span)
-        if self._taken >= CREDIT or not (self._queue or isinstance(span.rows, ListedRows)):
+        if self._taken >= CREDIT or not (self._queue or isinstance(span.rows, SmallRows)):
             self._credit()
         elif self._crediting is None:
             self._crediting = self._loop.call_later(SOON, self._credit_late)
@@ -322,12 +322,12 @@ class Subscription:
         self._last = None
         return rest
 
-    async def spans(self) -> AsyncIterator[Rows]:
+    async def spans(self) -> AsyncIterator[EventRows]:
         """Spans as they come, rows in columns. Numbers without a row were collected, are ``lost``, or do not pass the
         filter."""
         while True:
             span = await self._span()
-            yield Rows(span)
+            yield EventRows(span)
 
     async def ack(self) -> None:
         """Acknowledge everything that was handed out, and wait until that is durable."""

@@ -6,14 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidings.client.batching import MAX_PAYLOAD
 from tidings.client.errors import PayloadTooLarge
-from tidings.client.packing import MAX_PAYLOAD
 from tidings.core.errors import BadInput
 from tidings.core.filters import conform, parse_attributes
 from tidings.core.ids import FIRST, StreamId
 from tidings.core.rows import ROW_SCHEMA, ArrowRows, Rows, data_kinds, no_befores
 from tidings.core.span import MESSAGE_BYTES
-from tidings.protocols.catalog import StreamDef
+from tidings.protocols.services.catalog import StreamDef
 
 TABLE_ROWS = 16_384  # rows in a batch of a table; ours, because larger ones gain nothing
 TABLE_BYTES = MESSAGE_BYTES // 2  # and bytes, on average: rows differ in size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tidings.core.errors import BadInput
 from tidings.core.ids import NodeId
 from tidings.net.names import seed_of
@@ -9,7 +11,6 @@ from tidings.net.names import seed_of
 SCHEME = "tidings://"
 PORT = 7400
 DEFAULT = f"{SCHEME}127.0.0.1:{PORT}"
-ENVIRONMENT = "TIDINGS_URL"
 
 
 def parse_url(url: str) -> tuple[NodeId, ...]:
@@ -21,3 +22,13 @@ def parse_url(url: str) -> tuple[NodeId, ...]:
         bare = part.rpartition("]")[2] if part.startswith("[") else part
         seeds.append(seed_of(part if ":" in bare else f"{part}:{PORT}"))
     return tuple(dict.fromkeys(seeds))
+
+
+def addresses_of(url: str) -> tuple[str, ...]:
+    """The addresses in a URL, each as ``host:port``, in order; raises `BadInput`."""
+    return tuple([seed.removeprefix("@") for seed in parse_url(url)])
+
+
+def make_url(addresses: Iterable[str]) -> str:
+    """The URL that lists these addresses."""
+    return SCHEME + ",".join(addresses)

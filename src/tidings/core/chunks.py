@@ -1,16 +1,16 @@
 """Storage of a history's Arrow rows: chunks in ascending order, and for each row the number that collected it.
 
-A chunk is an immutable `ArrowRows` with a mutable array ``dead`` beside it (where rows are marked). One integer
-table describes all chunks (first number, rows, addresses of what a search needs and of ``dead``, rows alive), so that
-a compiled kernel can find and mark any row without Python touching it. Rows collected by "before n" are not marked:
-they are those below ``low``, which callers pass in. Rows that a predicate collects are found by evaluating it over
-every chunk and marked like the others; where there are no keys a chunk gets its ``dead`` when that first happens.
+A chunk is an immutable `ArrowRows` with a mutable array ``dead`` beside it (where rows are marked). One integer table
+describes all chunks (first number, rows, addresses of what a search needs and of ``dead``, rows alive), so that a
+compiled kernel can find and mark any row without Python touching it. Rows collected by "before n" are not marked: they
+are those below ``low``, which callers pass in. Rows that a predicate collects are found by evaluating it over every
+chunk, and marked like the others. A chunk without keys gets its ``dead`` when that first happens.
 
-Batches of a few rows that are still lists (`ListedRows`) wait in a *tail* of lists, above all chunks: to append there
-takes a microsecond. Whoever asks for more than counts settles the tail first: it becomes a chunk. Small chunks are
-gathered: when a run of them gets long it becomes one, so thousands of tiny accepts stay cheap to read. `compact`
-rewrites chunks of which at least half can go, together with small neighbours, within a budget of rows: each copied
-row is paid for by one that died, so memory stays proportional to the rows alive and no call takes long.
+Batches of a few rows that are still lists (`SmallRows`) wait in a *tail* of lists, above all chunks: appending there
+takes a microsecond. A call that needs more than counts first turns the tail into a chunk. A long run of small chunks is
+merged into one, so reading stays cheap after thousands of tiny accepts. `compact` rewrites chunks of which at least
+half is dead, together with small neighbours, within a budget of rows. For each copied row one dead row is freed, so
+memory stays proportional to the rows alive and no call takes long.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tidings.core.errors import BadInput
 from tidings.core.hashing import Seqs
 from tidings.core.ids import NEVER
 from tidings.core.keyindex import KeyIndex
-from tidings.core.listed import ListedRows
 from tidings.core.rows import NO_ROWS, ROW_SCHEMA, ArrowRows, Origin, Rows, merged_origins
+from tidings.core.small_rows import SmallRows
 from tidings.core.span import Span
 
 CHUNK_ROWS = 16384  # ours, because a rewrite of so many takes about a millisecond, and batches of this size pay (SP1)
@@ -66,7 +66,7 @@ class Chunk(NamedTuple):
         return self.rows.first + position if seqs is None else int(seqs[position])
 
 
-class Claim(NamedTuple):
+class KeyClaim(NamedTuple):
     """Rows whose keys were entered in the index, and the numbers they replaced (or -1)."""
 
     rows: ArrowRows
@@ -120,7 +120,7 @@ class Chunks:
 
     def collectors(self, rows: Rows) -> list[tuple[int, int]]:
         """The (number, n) of the "before n" events among rows."""
-        if not isinstance(rows, ArrowRows) or not rows.count or isinstance(rows, ListedRows):
+        if not isinstance(rows, ArrowRows) or not rows.count or isinstance(rows, SmallRows):
             return []
         befores = rows.batch.column(COLUMN_BEFORE)
         if befores.null_count == rows.count:
@@ -129,7 +129,7 @@ class Chunks:
 
     def predicates(self, rows: Rows, low: int) -> list[tuple[int, Seqs]]:
         """The predicate events among rows, each with the numbers at or above low that it collects, ascending."""
-        if not isinstance(rows, ArrowRows) or isinstance(rows, ListedRows) or rows.batch.num_columns <= len(ROW_SCHEMA):
+        if not isinstance(rows, ArrowRows) or isinstance(rows, SmallRows) or rows.batch.num_columns <= len(ROW_SCHEMA):
             return []
         from tidings.core.predicates import predicates_in
 
@@ -149,7 +149,7 @@ class Chunks:
             found.append((seq, numbers[numbers >= low]))
         return found
 
-    def claim(self, rows: Rows) -> Claim | None:
+    def claim(self, rows: Rows) -> KeyClaim | None:
         """Enter the rows' keys in the index: what they replace. `BadInput` changes nothing."""
         if not rows.count:
             return None
@@ -157,14 +157,14 @@ class Chunks:
             raise BadInput("counted rows do not go with Arrow rows; use one kind per stream")
         if self.index is None:
             return None
-        return Claim(rows, self.index.replace(rows.batch.column(COLUMN_KEY), rows.numbers))
+        return KeyClaim(rows, self.index.replace(rows.batch.column(COLUMN_KEY), rows.numbers))
 
-    def unclaim(self, claim: Claim | None) -> None:
+    def unclaim(self, claim: KeyClaim | None) -> None:
         """Undo a `claim`."""
         if self.index is not None and claim is not None:
             self.index.restore(claim.rows.batch.column(COLUMN_KEY), claim.previous)
 
-    def append(self, span: Span, claim: Claim | None, low: int) -> None:
+    def append(self, span: Span, claim: KeyClaim | None, low: int) -> None:
         """Store rows above all others, and mark those at or above low that they collect by key."""
         rows = span.rows
         if not isinstance(rows, ArrowRows) or not rows.count:
@@ -204,7 +204,7 @@ class Chunks:
         self._gather()
         return True
 
-    def append_few(self, rows: ListedRows, low: int) -> None:
+    def append_few(self, rows: SmallRows, low: int) -> None:
         """Claim the keys of a few rows, store them above all others and mark what they collect."""
         if rows.count > FEW:
             self.append(Span.of("", rows.first, rows), self.claim(rows), low)
@@ -215,7 +215,7 @@ class Chunks:
         if self.index is not None and rows.keys is not None:
             self._count_killed(*self._mark_few(self.index.replace_few(rows.keys, rows.first), rows.first, low))
 
-    def _extend_tail(self, rows: ListedRows) -> None:
+    def _extend_tail(self, rows: SmallRows) -> None:
         tail = self._tail
         size = len(tail.payloads)
         if rows.first != tail.first + size or size + rows.count > TAIL_ROWS:
@@ -232,7 +232,7 @@ class Chunks:
         if not tail.payloads:
             return
         self._tail = Tail()
-        rows: ArrowRows = ListedRows(tail.keys, tail.payloads, tail.first, merged_origins(tail.origins))
+        rows: ArrowRows = SmallRows(tail.keys, tail.payloads, tail.first, merged_origins(tail.origins))
         if rows.count >= SMALL_ROWS:
             rows = ArrowRows.dense(rows.first, rows.batch, rows.origins)
         self._push(rows, None if self.index is None else np.array(tail.dead, dtype=np.int64), tail.killed)
@@ -483,7 +483,7 @@ class Chunks:
         while self._small < size and table[size - 1 - self._small, COUNT] < SMALL_ROWS:
             self._small += 1
 
-    def _mark(self, claim: Claim, low: int) -> None:
+    def _mark(self, claim: KeyClaim, low: int) -> None:
         """Give each row that is replaced the number that replaces it.
 
         A row at or above low that the index names is stored and alive: nothing but its key could have collected it.
@@ -500,7 +500,7 @@ class Chunks:
         if last > self.last_kill:
             self.last_kill = last
 
-    def _mark_small(self, claim: Claim, low: int) -> tuple[int, int]:
+    def _mark_small(self, claim: KeyClaim, low: int) -> tuple[int, int]:
         killed = last = 0
         for victim, killer in zip(claim.previous.tolist(), claim.numbers.tolist(), strict=True):
             if victim >= low:

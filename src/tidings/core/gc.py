@@ -41,7 +41,7 @@ class GcPolicy(msgspec.Struct, frozen=True, gc=False):
     def parse(cls, text: str, bounded: bool = True) -> GcPolicy:
         """The policy a user wrote; `BadInput` says what is wrong with it.
 
-        What is committed already is read without the bounds: whoever let it pass may have had others.
+        A committed policy is read without the bounds: they may have been different when it was accepted.
         """
         found: dict[str, bool | int | float] = {}
         parts = [part.strip() for part in text.split(",")]

@@ -1,22 +1,22 @@
-"""The history of a stream: all committed knowledge a node has of it, from the first number to its horizon.
+"""The history of a stream: all committed knowledge that a node has of it, from the first number to its horizon.
 
-Rows are kept with the number that collected them, so one history answers for every asof in [floor, horizon]: the
-rows of [lo, hi) are those not collected by an event below asof. Three kinds of event collect (A1.45): on a by-key
-stream a row collects the earlier row with its key; a predicate event collects the earlier rows for which it is true
-(`predicates`); a "before n" event collects every row below n. The last form a staircase of (number, low), the others
+Rows are kept with the number that collected them, so one history answers for every asof in [floor, horizon]: the rows
+of [lo, hi) are those not collected by an event below asof. Three kinds of event collect (A1.45). On a by-key stream a
+row collects the earlier row with its key. A predicate event collects the earlier rows for which it is true
+(`predicates`). A "before n" event collects every row below n. The last form a staircase of (number, low); the others
 mark single rows (`Chunks`). A row collected twice keeps the first number.
 
-Spans from others may have been collected up to an asof beyond the horizon; what collected them follows later. The
-floor rises to that asof, and until the horizon reaches it the history remembers its pieces as they came and hands
-them on unchanged. A full span does not raise the floor, because what has all rows had them at every earlier asof.
+A span from another node may have been collected up to an asof beyond the horizon; the collecting events follow later.
+The floor rises to that asof. Until the horizon reaches it, the history keeps the pieces as they came and hands them on
+unchanged. A full span does not raise the floor, because a span with all rows had them at every earlier asof.
 
-A range that its owner has declared lost counts as known: the horizon passes it, nothing collects it, and what comes
-later for it changes nothing, for only the range at the horizon is ever taken in.
+A range that its owner has declared lost counts as known: the horizon passes it, and nothing collects it. Rows of that
+range which come later change nothing, because a history only takes in the range at its horizon.
 
 Guarantee: two histories of one committed stream, whatever spans they were built from, answer alike wherever both
-answer, but for what is lost at one and known at the other (decision 0011). What cannot be true (a row that survives as
-of a number above the event that collects it, or known rows that differ) is a `Contradiction`, and leaves the history as
-it was.
+answer, except for what is lost at one and known at the other (decision 0011). A span that cannot be true (a row that
+survives as of a number above the event that collects it, or known rows that differ) is a `Contradiction`, and leaves
+the history as it was.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tidings.core.chunks import Chunks, Claim
+from tidings.core.chunks import Chunks, KeyClaim
 from tidings.core.errors import AsofGone, BadInput, Contradiction, NotYet
 from tidings.core.gc import NONE, GcPolicy
 from tidings.core.hashing import Seqs
 from tidings.core.ids import FIRST, NEVER, StreamId
 from tidings.core.lens import ALL
-from tidings.core.listed import ListedRows
 from tidings.core.ranges import Ranges
 from tidings.core.rows import NO_ROWS, ArrowRows, CountedRows, Rows
+from tidings.core.small_rows import SmallRows
 from tidings.core.span import Span, join, within
 
 PURGE_ROWS = 1 << 16  # ours, because looking at so many rows takes a few milliseconds; the rest waits for the next call
@@ -141,18 +141,18 @@ class CountedStore:
         if isinstance(rows, CountedRows) and rows.count and self._size not in (0, rows.size):
             raise BadInput(f"counted rows of {rows.size} bytes do not go with rows of {self._size}; use one size")
 
-    def unclaim(self, claim: Claim | None) -> None:
+    def unclaim(self, claim: KeyClaim | None) -> None:
         """Nothing was entered."""
 
     def enter(self, rows: Rows, low: int) -> bool:
         """There is no short way for counted rows."""
         return False
 
-    def append_few(self, rows: ListedRows, low: int) -> None:
+    def append_few(self, rows: SmallRows, low: int) -> None:
         """Refuse rows that cannot be counted."""
         raise BadInput(NOT_COUNTED)
 
-    def append(self, span: Span, claim: Claim | None, low: int) -> None:
+    def append(self, span: Span, claim: KeyClaim | None, low: int) -> None:
         """Count the rows of a span above all others."""
         self._horizon = span.hi
         if isinstance(span.rows, CountedRows) and span.rows.count:
@@ -268,7 +268,7 @@ class History:
             return None
         rows = span.rows
         if (
-            type(rows) is ListedRows
+            type(rows) is SmallRows
             and not span.lost
             and span.full
             and rows.first == span.lo >= span.asof
@@ -343,7 +343,7 @@ class History:
             )
 
     def _refuse_contradictions(
-        self, span: Span, claim: Claim | None, steps: list[Collector], matched: list[tuple[int, Seqs]]
+        self, span: Span, claim: KeyClaim | None, steps: list[Collector], matched: list[tuple[int, Seqs]]
     ) -> None:
         """Raise if an event of the span collects a row that survives as of a later number."""
         pieces = self._pieces or [Piece(FIRST, self.horizon, self.horizon)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 StreamId: TypeAlias = str
+"""Identifies a stream for ever: its name and, if it was created at run time, a mark that no namesake ever has."""
+StreamName: TypeAlias = str
+"""What people call a stream: at any time it means at most one stream in a region."""
 RegionId: TypeAlias = str
 NodeId: TypeAlias = str
 Seq: TypeAlias = int
@@ -13,6 +17,15 @@ Seq: TypeAlias = int
 FIRST: Seq = 1
 NEVER: Seq = (1 << 63) - 1
 """The dead_at of a row that nothing has collected."""
+
+
+MARK = "~"
+"""Between the name of a stream and the mark of its id."""
+
+
+def stream_name(stream: StreamId) -> StreamName:
+    """The name of a stream."""
+    return stream.partition(MARK)[0]
 
 
 RECEIPTS = "_receipts/"
@@ -27,3 +40,8 @@ def is_internal(stream: StreamId) -> bool:
 def is_hidden(stream: StreamId) -> bool:
     """Whether a stream is one that nobody outside the region's chain sees."""
     return stream.startswith("_") and not stream.startswith(RECEIPTS)
+
+
+def are_natural(numbers: Iterable[int]) -> bool:
+    """Whether all can be sequence numbers, epochs, lsns or nonces: not negative, and columns of 64 bits hold them."""
+    return all([0 <= number <= NEVER for number in numbers])

@@ -1,7 +1,7 @@
-"""Several chunks become one without what is dead, compiled: what a purge does all day.
+"""Compiled merging of several chunks into one without the dead rows: most of the work of a purge.
 
-For data rows with keys and payloads and nothing else, which is what by-key streams are made of; Arrow does the others
-(`Chunks._merged`). The kernels follow offsets that were checked when the rows came in (`wire`, `keytable`).
+It handles data rows with keys and payloads and nothing else, which is what by-key streams are made of. Arrow does the
+others (`Chunks._merged`). The kernels follow offsets that were checked when the rows came in (`wire`, `keytable`).
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from tidings.core.hashing import Seqs
 from tidings.core.keytable import Words, kernel, load8, load32, load64, store8, store64
-from tidings.core.listed import ListedRows
 from tidings.core.rows import ROW_SCHEMA, ArrowRows, Origin, data_kinds, merged_origins, no_befores, surviving_origins
+from tidings.core.small_rows import SmallRows
 
 FIRST_ROW, COUNT, SEQS, DEAD, KEYS, KEY_BYTES, PAYLOADS, PAYLOAD_BYTES, KEPT, WIDTH = range(10)  # columns of the parts
 BYTES = pa.binary()
@@ -94,7 +94,7 @@ def rewrite(chunks: Sequence[ArrowRows], table: Words, limit: int, low: int) -> 
     parts = np.zeros((len(chunks), WIDTH), np.int64)
     parts[:, : DEAD + 1] = table
     for at, rows in enumerate(chunks):
-        columns = None if isinstance(rows, ListedRows) else _columns(rows)
+        columns = None if isinstance(rows, SmallRows) else _columns(rows)
         if columns is None:
             return None
         parts[at, KEYS:KEPT] = *_addresses(columns[0]), *_addresses(columns[1])

@@ -31,7 +31,7 @@ from typing import TypeAlias
 import msgspec
 
 from tidings.core.errors import BadInput, Contradiction
-from tidings.core.ids import StreamId
+from tidings.core.ids import FIRST, StreamId
 from tidings.core.lens import ALL, Lens
 from tidings.core.ranges import Ranges
 from tidings.core.rows import NO_ROWS, Mask, Rows
@@ -311,3 +311,13 @@ def _explain(old: Span, new: Span) -> str:
         elif before[seq] != after[seq]:
             return f"{at}: row {seq} as of {new.asof} differs in content from row {seq} as of {old.asof}"
     return f"{at}: the rows as of {new.asof} differ from those as of {old.asof}"
+
+
+def is_knowledge(stream: StreamId, spans: Sequence[Span]) -> bool:
+    """Whether spans are a knowledge list of one stream: not empty themselves, disjoint and ascending."""
+    at = FIRST
+    for span in spans:
+        if span.stream != stream or not at <= span.lo < span.hi:
+            return False
+        at = span.hi
+    return True

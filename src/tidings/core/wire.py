@@ -1,6 +1,6 @@
 """Rows and spans as bytes: what the network and the disk share.
 
-A value becomes a small *head* (a msgspec struct, part of whatever header the caller writes as msgpack) and a *body*, a
+A value becomes a small *head* (a msgspec struct, part of a header that the caller writes as msgpack) and a *body*, a
 list of buffers that follow it. Rows take one of four forms:
 
 * `Nothing`: no row; `Counted`: counted rows, three numbers and the collectors;
@@ -10,10 +10,10 @@ list of buffers that follow it. Rows take one of four forms:
   no offsets. Measured against Arrow IPC for 16,384 rows of ten-byte keys and payloads (tests/core/test_wire.py names
   the command): 328 kB instead of 609, for some 30 us more at each end; a checksum alone over the rest takes 130.
 
-Decoding copies no column (a body that is not 8-byte aligned is copied once, as a whole): the rows keep the buffer they
-were decoded from alive, so whoever owns that buffer must not write to it again. What comes in is not trusted: counts,
-lengths, offsets, numbers, text and the order of everything are checked, and what does not fit is `Corrupt`. After that
-compiled code may follow the offsets.
+Decoding copies no column (a body that is not 8-byte aligned is copied once, as a whole). The rows keep the buffer alive
+that they were decoded from, so its owner must not write to it again. Input is not trusted: counts, lengths, offsets,
+numbers, text and the order of everything are checked, and an error is `Corrupt`. After that compiled code may follow
+the offsets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from tidings.core.errors import BadInput
 from tidings.core.hashing import Seqs
 from tidings.core.ids import FIRST, NEVER
 from tidings.core.lens import ALL, Lens
-from tidings.core.listed import ListedRows
 from tidings.core.rows import (
     GC,
     NO_ROWS,
@@ -45,6 +44,7 @@ from tidings.core.rows import (
     data_kinds,
     no_befores,
 )
+from tidings.core.small_rows import SmallRows
 from tidings.core.span import Span
 
 FORMAT = 1
@@ -424,7 +424,7 @@ def _are_scalars(attributes: tuple[Attribute, ...]) -> bool:
 
 
 def _encode_small(rows: ArrowRows, attributes: tuple[Attribute, ...]) -> Small:
-    if isinstance(rows, ListedRows):
+    if isinstance(rows, SmallRows):
         return Small(rows.first, rows.payloads, rows.keys, origins=_encode_origins(rows))
     kind, key, payload, before, *declared = rows.batch.columns
     count = rows.count
@@ -454,7 +454,7 @@ def _decode_small(head: Small) -> ArrowRows:
         first = head.first
         end = first + count
         _refuse_numbers(first, end)
-        return ListedRows(keys, head.payloads, first, _decode_origins(head.origins, first, end))
+        return SmallRows(keys, head.payloads, first, _decode_origins(head.origins, first, end))
     for values in [keys, head.seqs, head.kinds, head.befores, *[values for _, values in head.attributes]]:
         if values is not None and len(values) != count:
             raise Corrupt(f"a column of {len(values)} values beside {count} payloads")

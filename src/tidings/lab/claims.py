@@ -1,9 +1,9 @@
-"""What an experiment states and finds: claims with verdicts, and the experiment they belong to.
+"""Claims with verdicts, and the experiments that they belong to.
 
-A claim is one sentence of a paper in our own words, with what it lets us expect, what was measured, and a verdict
-that is computed from the data: *holds* or *differs*. ``why`` explains a claim that differs, or a number that is not
-the paper's although its shape is. Where a real cluster was measured, ``simulated`` says what the simulator has for the
-same run, and ``distance`` how far that is from what was measured.
+A claim is one sentence of a paper in our own words, with what it lets us expect, what was measured, and a verdict that
+is computed from the data: *holds* or *differs*. ``why`` explains a claim that differs, or a number that differs from
+the paper's although its shape agrees. Where a real cluster was measured, ``simulated`` is the simulator's value for the
+same run, and ``distance`` its distance from the measured value.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The main job, on this machine, with real processes: publish, spread, collect, break things, audit.
+"""The demo: a cluster of real processes on this machine under load and faults, and its audit.
 
-Every region has a by-key stream of invalidations and two publishers; cache clients, plain subscribers and peers of the
-fabric in several processes follow them, each connected to one region. While they do, a link is cut and healed, and a
-head, a middle and a tail are killed (each in another region) and replaced: by the same process back with its disk, or
-by a new one. Then the publishers stop, everybody has to reach the end, late subscribers read what collection has left
-in each region, and the functions of check/ judge what publishers were told and what everybody received. At last the
-audit that users have: an archive, whose leases were there before the first event, brings all events and all receipts
-into a lake, and a Spark job judges every subscriber by what it said it was handed.
+Every region has a by-key stream of invalidations and two publishers. Cache clients, plain subscribers and peers of the
+fabric in several processes follow the streams, each connected to one region. Meanwhile a link is cut and healed, and a
+head, a middle and a tail are killed (each in another region) and replaced: by the same process with its disk, or by a
+new one. Then the publishers stop, every subscriber has to reach the end, and late subscribers read what collection has
+left in each region. The functions of check/ judge what publishers were told and what subscribers received. Last comes
+the audit that users have: an archive, whose leases were there before the first event, brings all events and receipts
+into a lake, and a Spark job judges every subscriber by its receipts.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any
 
 import msgspec
 
+from tidings.campaign.cluster.client_trace import Evidence, collected
+from tidings.campaign.cluster.load import Kind, LoadWorker, Progress, PublisherLoad, Subscribing, WorkerOrder
+from tidings.campaign.cluster.stalls import longest_stall
 from tidings.check import Violation, judge
 from tidings.client.connection import connect
 from tidings.core.errors import BadInput
 from tidings.core.ids import FIRST, RegionId, StreamId
-from tidings.lab.cluster_load import Kind, Order, Progress, Publishing, Subscribing, Worker
-from tidings.lab.evidence import Evidence, collected
 from tidings.lab.lake_audit import Auditor, prepare
-from tidings.lab.stalls import longest_stall
+from tidings.server.cluster_config import ProtocolConfig
 from tidings.server.local import LocalCluster
-from tidings.server.plan import Protocol
 from tidings.spark.session import require_java
 
 WORKERS = 3  # processes of subscribers; ours: with the replicas enough for two cores
@@ -69,7 +69,7 @@ class Demo:
         self.history: list[tuple[float, int, int]] = []  # time, acked, delivered
         self.home: dict[str, RegionId] = {}  # of each client
         self.streams: dict[StreamId, RegionId] = {f"invalidations-{name}": name for name in self.regions}
-        self._workers: list[Worker] = []
+        self._workers: list[LoadWorker] = []
         self._auditor: Auditor | None = None
 
     # --- the run --------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class Demo:
         """Everything, from an empty directory to the verdict (the JSON of `tidings demo`)."""
         require_java()
         with tempfile.TemporaryDirectory(prefix="tidings-demo-") as folder:
-            size, told = (len(self.regions), self.replicas), Protocol(receipts=True)
+            size, told = (len(self.regions), self.replicas), ProtocolConfig(receipts=True)
             cluster = LocalCluster(*size, Path(folder) / "cluster", durability="durable", wan="us", protocol=told)
             watching: asyncio.Task[None] | None = None
             try:
@@ -102,7 +102,9 @@ class Demo:
         lake = folder / "lake"
         await prepare(lake, {name: cluster.url(region) for name, region in self.streams.items()}, 600.0 + self.seconds)
         self.phase = "connecting"
-        self._workers = [Worker(order, folder / f"{at}.evidence") for at, order in enumerate(self._orders(cluster.url))]
+        self._workers = [
+            LoadWorker(order, folder / f"{at}.evidence") for at, order in enumerate(self._orders(cluster.url))
+        ]
         await asyncio.gather(*[worker.start() for worker in self._workers])
         talker = self._workers[0]
         self.phase = "publishing"
@@ -145,10 +147,10 @@ class Demo:
                 while len(await t.streams()) < len(self.streams):
                     await asyncio.sleep(0.05)
 
-    def _orders(self, url: Callable[[RegionId], str]) -> list[Order]:
+    def _orders(self, url: Callable[[RegionId], str]) -> list[WorkerOrder]:
         """One process of publishers and witnesses, and some of subscribers: most of them caches."""
         publishers = [
-            Publishing(
+            PublisherLoad(
                 name=f"p{at}-{region}", url=url(region), stream=stream, rate=RATE, batch=BATCH, keys=KEYS, seed=at
             )
             for stream, region in self.streams.items()
@@ -169,8 +171,8 @@ class Demo:
             part = parts[(at // len(self.regions) + at // len(KINDS)) % WORKERS]  # every process has its share of each
             part.append(Subscribing(name=f"{kind}-{at}", url=url(region), streams=streams, kind=kind))
         return [
-            Order(publishers=publishers, subscribers=witnesses),
-            *[Order(subscribers=part) for part in parts if part],
+            WorkerOrder(publishers=publishers, subscribers=witnesses),
+            *[WorkerOrder(subscribers=part) for part in parts if part],
         ]
 
     # --- breaking ---------------------------------------------------------------------------------------------

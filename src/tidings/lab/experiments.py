@@ -1,22 +1,36 @@
 """The experiments that exist, by id; `run` executes one, or all of a paper, and gathers the verdicts.
 
-Experiments that share simulations name the same study, which then runs once.
+Experiments that share simulations name the same study, which then runs once. A family of protocols may bring its own
+(`Family.experiments`).
 """
 
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tidings.core.errors import BadInput
-from tidings.lab import beyond, calibration_verdicts, collection, link_verdicts, real_cut, region_verdicts, study
+from tidings.lab import study
 from tidings.lab.claims import Experiment
+from tidings.lab.sprinkler import (
+    calibration_verdicts,
+    collection,
+    extensions,
+    fanout_verdicts,
+    link_verdicts,
+    load_verdicts,
+    real_cut,
+)
+from tidings.protocols.fabrics.family import families
 from tidings.sim.run import Progress
 
-MODULES = (region_verdicts, link_verdicts, collection, beyond, calibration_verdicts, real_cut)
-STUDIES = {each.name: each for module in MODULES for each in module.STUDIES}
-EXPERIMENTS: dict[str, Experiment] = {each.id: each for module in MODULES for each in module.EXPERIMENTS}
+MODULES = (fanout_verdicts, load_verdicts, link_verdicts, collection, extensions, calibration_verdicts, real_cut)
+BROUGHT = [import_module(name) for family in families() for name in family.experiments]
+STUDIES = {each.name: each for module in (*MODULES, *BROUGHT) for each in module.STUDIES}
+EXPERIMENTS: dict[str, Experiment] = {each.id: each for module in (*MODULES, *BROUGHT) for each in module.EXPERIMENTS}
+PROMISED = ("gryphon", "bounded", "fire", "qsm")  # papers whose experiments are not built yet
 
 SCALES = ("quick", "full")
 
@@ -26,7 +40,8 @@ def run(name: str, scale: str, out: Path, master: str = "local[2]", progress: Pr
     chosen = [each for each in EXPERIMENTS.values() if name in (each.id, each.paper)]
     if not chosen:
         papers = dict.fromkeys(each.paper for each in EXPERIMENTS.values())
-        raise BadInput(f"no experiment or paper {name!r}: must be one of {', '.join([*EXPERIMENTS, *papers])}")
+        why = f"the experiments of {name} are not built yet" if name in PROMISED else f"no experiment or paper {name!r}"
+        raise BadInput(f"{why}: must be one of {', '.join([*EXPERIMENTS, *papers])}")
     if scale not in SCALES:
         raise BadInput(f"no scale {scale!r}: must be one of {', '.join(SCALES)}")
     out.mkdir(parents=True, exist_ok=True)

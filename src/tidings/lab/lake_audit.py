@@ -1,9 +1,9 @@
-"""The audit at the end of the demo, in a process of its own: Spark starts while clients still settle.
+"""The audit at the end of the demo, in a process of its own: Spark starts while clients still catch up.
 
     controller: {"lake": DIR, "url": URL, "master": MASTER}, then "go"
     auditor:    {"ready": seconds}, then {"audit": what `tidings audit` says, "seconds": ...}, or {"failed": text}
 
-`prepare` takes the leases first, before anything is published: so the lake misses nothing, although it is written last.
+`prepare` takes the leases before anything is published, so the lake misses nothing, although it is written last.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ async def prepare(lake: Path, streams: Mapping[StreamId, str], seconds: float) -
 
     for stream, url in streams.items():
         async with connect(url, timeout=30.0) as t:
-            held = await t.lease(stream, name=lease_name(Lake(lake), stream), ttl=seconds).open()
+            id = (await t.stream(stream)).id
+            held = await t.lease(id, name=lease_name(Lake(lake), id), ttl=seconds).open()
             held.leave()
 
 

@@ -1,10 +1,10 @@
-"""A study: a grid of points, what is measured at each, and what follows from all of them.
+"""A study: a grid of points, a measurement at each, and a report over all of them.
 
-Every point is an independent run of ``task``, as a Spark task (spark/sweep.py); its rows go to Parquet under the hash
-of the code that made them, so that a study that was interrupted goes on, and one that has run is only judged again.
-The points of a study that measures this machine run one after another, before Spark is there, and every time: a machine
-is busier one day than another. Their older rows stay as history.
-``report`` asks its questions in SQL over a table ``results`` of exactly these points.
+Every point is an independent run of ``task``, as a Spark task (spark/sweep.py). Its rows go to Parquet under the hash
+of the code that made them. So an interrupted study continues, and a finished one is only judged again. The points of a
+study that measures this machine run one after another, before Spark starts, and every time: a machine is busier one day
+than another. Their older rows stay as history. ``report`` asks its questions in SQL over a table ``results`` of exactly
+these points.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,7 +25,8 @@ import pyarrow.compute as pc
 
 from tidings.core.errors import BadInput, TidingsError
 from tidings.lab.claims import Findings
-from tidings.lab.ledger import Ledger, code, code_on_disk, commit
+from tidings.results.code_hash import code, code_on_disk
+from tidings.results.ledger import Ledger, commit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,21 +43,18 @@ Sql: TypeAlias = Callable[[str], list[Row]]
 
 @dataclass(frozen=True)
 class Study:
-    """``modules``: of the lab, besides the study's own, that decide what a task returns; ``rooms``: besides those of a
-    simulation. ``alone``: a point measures this machine, and needs all of it."""
+    """``alone``: a point measures this machine, and needs all of it."""
 
     name: str
     points: Callable[[str], list[Point]]  # by scale; the costly ones first
     task: Callable[[Mapping[str, Any]], list[Row]]
     report: Callable[[Sql, str, Path], Findings]  # query, scale, where to
-    modules: tuple[str, ...] = field(default=())
-    rooms: tuple[str, ...] = field(default=())
     alone: bool = False
 
     @property
     def code(self) -> str:
         """A hash of the code that decides the results."""
-        return code(*self.modules, rooms=self.rooms)
+        return code(self.task.__module__)
 
 
 def run(
@@ -193,13 +191,11 @@ class _UnderWay:
 
 def _version(studies: Iterable[_UnderWay]) -> Callable[[], str]:
     """What a process has of the code that decides the results of some studies, asked here and in Spark's workers."""
-    modules = sorted({module for each in studies for module in each.study.modules})
-    rooms = sorted({room for each in studies for room in each.study.rooms})
-    return partial(code, *modules, rooms=tuple(rooms))
+    return partial(code, *sorted({each.study.task.__module__ for each in studies}))
 
 
 def _verdicts(found: Mapping[str, Findings], out: Path) -> Iterator[str]:
-    """In a line, for whoever gets an error instead of findings."""
+    """In a line, for a caller that gets an error instead of findings."""
     if found:
         counts = {name: (sum(claim.holds for claim in each.claims), len(each.claims)) for name, each in found.items()}
         told = [f"{name} ({held} of {claims} claims hold)" for name, (held, claims) in counts.items()]
@@ -221,7 +217,7 @@ def _attempt(job: Mapping[str, Any]) -> dict[str, Any]:
 def _measured(each: _UnderWay, job: Mapping[str, Any]) -> dict[str, Any]:
     """A point of a study that is alone. The processes it starts read the sources anew, so nobody may edit them."""
     found = _attempt(job)
-    if (now := code_on_disk(*each.study.modules, rooms=each.study.rooms)) != each.code:
+    if (now := code_on_disk(each.study.task.__module__)) != each.code:
         raise TidingsError(
             f"study {each.study.name}: its code was edited while it ran (hash {now}, {each.code} when it began): "
             "give the same command again, and edit nothing meanwhile"

@@ -1,14 +1,16 @@
-"""`tidings lab tune`: which settings of the fabric suit so many regions, clients and events.
+"""`tidings lab tune`: recommended settings of the fabric for a number of regions, clients and events.
 
 Three sweeps of simulations, each from the best of the one before: fanout and shuffle time together, then the size of
-views, then that of the buffers. A setting is better if more of the load arrives (to a hundredth), then if more of the
-batches that should have been offered are everywhere at the end (to a twentieth: a few more or less are due by chance),
-then if they arrive sooner, by a twentieth at least: otherwise the default stays. What it costs the clients' uplinks is
-shown beside it. More than 120 clients per region are swept as 120, which is quick and too kind: with 1000 a fanout of 2
-carries half of SP3's load, with 120 all of it. So the best, the default and the best of other fanouts are run again
-with as many clients as there are, up to 1000 per region and 3000 in all, and the recommendation is one of these.
-Clients have 1 Gb/s each way and proxies 10, as in SP3's reading that the product uses: with a proxy of 1 Gb/s
-no setting carries what clients can.
+views, then that of the buffers. A setting is better if more of the load arrives (to a hundredth); then if more of the
+offered batches have reached every client at the end (to a twentieth: a few more or less are due by chance); then if
+they arrive sooner, by a twentieth at least. Otherwise the default stays. The load on the clients' uplinks is shown
+beside it.
+
+More than 120 clients per region are swept as 120, which is quick and too optimistic: with 1000 a fanout of 2 carries
+half of SP3's load, with 120 all of it. So the best, the default and the best of other fanouts are run again with the
+wanted number of clients, up to 1000 per region and 3000 in all, and the recommendation is one of these. Clients have
+1 Gb/s each way and proxies 10, as in SP3's reading that the product uses: with a proxy of 1 Gb/s no setting carries
+what clients can.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidings.core.errors import BadInput
-from tidings.lab import figures, region_load, study
+from tidings.lab import figures, study
 from tidings.lab.claims import Findings
+from tidings.lab.sprinkler import region_load
 from tidings.lab.study import Point, Row, Sql, Study
 
 if TYPE_CHECKING:
@@ -119,7 +122,7 @@ def _refuse_absurd(regions: int, clients: int, rate: float) -> None:
 
 
 def _notes(clients: int, rate: float, simulated: float, chosen: Row) -> list[str]:
-    """What whoever takes the recommendation has to know."""
+    """What a user of the recommendation has to know."""
     notes = [f"simulated with {chosen['clients']} clients per region, of {clients}"] * (chosen["clients"] < clients)
     if abs(simulated - rate) > NEAR * rate:
         notes.append(
@@ -186,7 +189,7 @@ def _settings(
         found.extend(sql(SETTINGS.format(batches=batches)))
         return Findings([])
 
-    grid = Study(name, lambda scale: points, region_load.measure, keep, ("region_load",))
+    grid = Study(name, lambda scale: points, region_load.measure, keep)
     study.run([grid], "quick", out, master, progress)
     return found
 
@@ -207,7 +210,8 @@ def toml(settings: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
     """The table to put into cluster.toml."""
     links = ", ".join(f"{name.removesuffix('_gbit_s')} {value} Gb/s" for name, value in ASSUMED.items())
     comments = [f"# {note}" for note in (f"for links of: {links}", *notes)]
-    return "\n".join([*comments, "[protocol]", *(f"{name} = {value}" for name, value in settings.items()), ""])
+    assignments = [f"{name} = {value}" for name, value in settings.items()]
+    return "\n".join([*comments, "[fabric]", 'kind = "pull"', *assignments, ""])
 
 
 def paint(seen: list[Row], confirmed: list[Row], best: Point, axes: Axes) -> None:

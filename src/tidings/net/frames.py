@@ -1,19 +1,19 @@
-"""Frames: what a connection carries, how they are read without copying twice, and how they are written in one go.
+"""Frames: what a connection carries, how they are read without copying twice, and how they are written together.
 
     frame = length (u32) | header length (u32) | header | zeros up to a multiple of 8 | body
 
-both little-endian; ``length`` counts everything behind the two numbers. The header is msgpack, the body the columns of
-rows; it begins on a multiple of 8, so that they can be used where they lie.
+Both numbers are little-endian; ``length`` counts everything behind them. The header is msgpack, the body the columns
+of rows. It begins on a multiple of 8, so that the columns can be used in place.
 
 Reading: the kernel writes into an arena that is allocated once and reused (decision 0006). Header and body are copied
-out of it once; a large frame that has not arrived yet is received straight into memory of its own. However the bytes
-are cut up on the way, the same frames come out. What cannot be a frame is a `FrameError`, never another exception.
+out of it once. A large frame that has not fully arrived is received into a buffer of its own. The frames are the same
+however the bytes are split on the way. Bytes that are no frame are a `FrameError`, never another exception.
 
-Writing: frames sent in one turn of the loop leave in one write (decision 0006), at the end of the turn or as soon as
-whoever sends them says that this was all.
+Writing: frames sent in one turn of the loop leave in one write (decision 0006), at the end of the turn, or earlier when
+the sender calls for it.
 
-Until the other end has said who it is, a connection gets little memory and little time. Whoever breaks the rules is
-told which (an error frame), counted and disconnected; nobody else notices.
+Until the other end has identified itself, a connection gets little memory and little time. A connection that breaks
+the rules gets an error frame, is counted and closed; other connections are not affected.
 """
 
 from __future__ import annotations
@@ -207,25 +207,25 @@ class FrameReader:
 
 
 class Owner(Protocol):
-    """Whoever uses a connection."""
+    """What uses a connection."""
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: FrameConnection) -> None:
         """The connection is there."""
         ...
 
-    def received(self, connection: Connection, header: bytes, body: Body) -> None:
+    def received(self, connection: FrameConnection, header: bytes, body: Body) -> None:
         """A frame has come; a `FrameError` refuses it and ends the connection."""
         ...
 
-    def handed(self, connection: Connection) -> None:
+    def handed(self, connection: FrameConnection) -> None:
         """All frames that had come have been handed on."""
         ...
 
-    def writable(self, connection: Connection, yes: bool) -> None:
+    def writable(self, connection: FrameConnection, yes: bool) -> None:
         """The socket's queue has passed its high-water mark, or has been emptied."""
         ...
 
-    def closed(self, connection: Connection, error: BaseException | None) -> None:
+    def closed(self, connection: FrameConnection, error: BaseException | None) -> None:
         """The connection is gone; the reason, if it did not end in peace."""
         ...
 
@@ -236,16 +236,16 @@ ExplainError: TypeAlias = Callable[[FrameError], Outgoing]
 class Outbox:
     """Connections that have something to write: at the end of the turn of the loop, or when `flush` is called.
 
-    While it is ``held`` nothing is arranged for the end of the turn: whoever holds it flushes it.
+    While it is ``held`` nothing is arranged for the end of the turn: its holder flushes it.
     """
 
     __slots__ = ("_due", "held")
 
     def __init__(self) -> None:
         self.held = False
-        self._due: list[Connection] = []
+        self._due: list[FrameConnection] = []
 
-    def add(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+    def add(self, connection: FrameConnection, loop: asyncio.AbstractEventLoop) -> None:
         """A connection has begun to gather frames."""
         if not self._due and not self.held:
             loop.call_soon(self.flush)
@@ -258,7 +258,7 @@ class Outbox:
             connection.flush()
 
 
-class Connection(asyncio.BufferedProtocol):
+class FrameConnection(asyncio.BufferedProtocol):
     """One TCP connection as a sequence of frames each way.
 
     Errors the other end made are answered with what ``explain`` makes of them, counted, and end the connection.

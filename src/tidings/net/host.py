@@ -1,24 +1,24 @@
 """The driver for real time: one machine, its sockets, its timers and its disk (driver 1 is the simulator's world).
 
-Inputs wait in one queue: what links receive, timers that ran out, what the disk has finished, commands. The machine is
-told one at a time, and the effects are carried out in list order before the next: the contract of the simulator. A turn
-of the loop handles what has gathered, up to a bound, so that sockets get their turn under load. What comes to a host at
-rest it handles at once, if it is little, and what it sends is written when the last input of the turn is handled: an
-event that meets no other waits for no turn.
+Inputs wait in one queue: messages from links, expired timers, completions of the disk, commands. The host gives the
+machine one input at a time and carries its effects out in list order before the next: the contract of the simulator.
+A turn of the loop handles the inputs that have gathered, up to a bound, so that sockets are served under load. A small
+input that meets an idle host is handled at once, and what it sends is written at the end of that turn: a single event
+waits for no turn of the loop.
 
     Send      over the link to the node, or over the connection a client came by; to itself: back into the queue.
-              What goes to several (SendAll, or one message after the other) is encoded once
-    SetTimer  loop.call_later; never cancelled, a stale timer is the machine's to ignore
-    Persist   store.write; `Persisted` comes back when the store says so: without a disk once everything that has
+              A message to several receivers (SendAll, or one Send after the other) is encoded once
+    SetTimer  loop.call_later; never cancelled, because the machine ignores stale timers
+    Persist   store.write; `Persisted` comes back when the store says so. Without a disk: once everything that has
               gathered is handled, in the same turn if that was little
     Deliver   to the callback, and to requests that wait for it
     Report    counted
 
-A machine that raises is finished: what it holds in memory can no longer be trusted. The host logs the input that did
-it, stops, and `failed` says so; the process should end and start again from its disk.
+A machine that raises is finished: its memory can no longer be trusted. The host logs the input that caused it and
+stops, and `failed` has the error; the process should end and start again from its disk.
 
-The queue of messages is bounded in number and bytes; beyond it messages are dropped and counted, as a full socket
-buffer would. Before that, clients are not read from; nodes always are (decision 0006).
+The queue of messages is bounded in number and bytes. Beyond that, messages are dropped and counted, as by a full socket
+buffer. Before that, the host stops reading from clients; it never stops reading from nodes (decision 0006).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import msgspec
 
 from tidings.core.errors import TidingsError
 from tidings.core.ids import NodeId, RegionId
-from tidings.net.codec import FROM_CLIENTS, WIRE, Codec
+from tidings.net.codec import WIRE, Codec
 from tidings.net.frames import Body, FrameError, Outgoing
 from tidings.net.journal import Journal, started
 from tidings.net.link import Hello, Link, LinkSettings, Listener, Peer, Role, Trunk
@@ -72,7 +72,7 @@ COMPANY = 0.1  # seconds that a host which has met others on its processor does 
 JOURNAL_FLUSH = 1.0  # seconds; ours, because an incident is looked at later than that
 
 
-class Store(Protocol):
+class HostStore(Protocol):
     """What a host needs of a disk; `tidings.store.Store` is one, `MemoryStore` another."""
 
     @property
@@ -139,7 +139,7 @@ class Host:
         node: NodeId,
         machine: Machine,
         directory: Mapping[NodeId, Address],
-        store: Store | None = None,
+        store: HostStore | None = None,
         *,
         region: RegionId = "",
         cluster: str = "tidings",
@@ -151,7 +151,6 @@ class Host:
         on_lost: Callable[[NodeId], Command] | None = None,
         authorize: Callable[[Hello], str | None] | None = None,
         codec: Codec = WIRE,
-        from_clients: frozenset[type] = FROM_CLIENTS,
         journal: Journal | None = None,
         wan: Wan | None = None,
         tls: ssl.SSLContext | None = None,
@@ -173,7 +172,6 @@ class Host:
         self._on_lost = on_lost
         self._authorize = authorize
         self._codec = codec
-        self._from_clients = from_clients
         self._check = check
         hello = Hello(node, region, cluster, role, token=token)
         self._trunk = Trunk(hello, self, self.counters, self.settings.links, wan=wan, tls=tls, rng=rng)
@@ -498,7 +496,7 @@ class Host:
     def peer_frame(self, peer: Peer, header: bytes, body: Body) -> None:
         """A message has come."""
         message = self._codec.decode(header, body)
-        if peer.role == "client" and type(message) not in self._from_clients:
+        if peer.role == "client" and not message.from_clients:
             raise FrameError("role", f"a client may not send {type(message).__name__}")
         size = len(header) + len(body)
         settings = self.settings
@@ -532,7 +530,7 @@ class Host:
             self._put(self._on_lost(node))
 
     def forsaken(self, link: Link) -> None:
-        """Nobody lives there any more, and nobody asks: whoever is sent something again is dialled anew."""
+        """A link without use is closed: its node has not answered for long. The next message dials it anew."""
         if self._links.get(link.node) is link:
             del self._links[link.node]
             self.counters["links_forsaken"] += 1

@@ -1,17 +1,17 @@
-"""A host's journal: every input with its time, so that what happened in production can be run again.
+"""A host's journal: every input with its time, so that a run of a real process can be repeated.
 
-The file begins with what the machine was made from (its constructor's parameters as the caller packs them, and the
-entries its disk held); then every input with the time the machine was told, and now and then the running hash of all
-steps so far, effects included. `replay` feeds the inputs to a machine made anew and must come to the same hashes: the
-machine is a function of its inputs, in a real process as in the simulator (whose `Trace` is the one used here). An
-input is written before it is handled, so the one that made a machine fail is in the file, last.
+The file begins with what the machine was made from (the parameters of its constructor as the caller packs them, and
+the entries of its disk). Then it has every input with the time that the machine was told, and now and then the running
+hash of all steps so far, effects included. `replay` feeds the inputs to a new machine and must come to the same hashes:
+a machine is a function of its inputs, in a real process as in the simulator (`TraceHash` is the simulator's). An input
+is written before it is handled, so the last input of the file is the one that made a machine fail.
 
     file   = MAGIC | record ...
     record = length (u32) | crc32 (u32) | kind (u8) | step length (u32) | header length (u32) | step | header | body
 
-Append-only and buffered: a journal is for finding out, not for durability. A record that a crash cut short ends the
-file. At its size limit a journal stops, and says so: its beginning cannot be given up, so there is no rotation. Where
-it cannot be written it stops too, and ``error`` says why: whoever is being watched goes on.
+The file is append-only and buffered: a journal is for diagnosis, not for durability. A record that a crash cut short
+ends the file. At its size limit a journal stops and says so; it cannot rotate, because a replay needs its beginning.
+If it cannot be written it stops too, and ``error`` says why; the host continues.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidings.core.ids import NodeId
 from tidings.net.codec import JOURNAL, Codec
 from tidings.net.frames import Buffer, FrameError
 from tidings.protocols.kernel import Effects, Expired, Input, Machine, Persisted, Received, Time
-from tidings.sim.world import Started, Trace
+from tidings.sim.world import Started, TraceHash
 
 MAGIC = b"tidings journal 1\n"
 LIMIT = 1 << 30  # bytes; ours, because that is minutes under full load and days when idle
@@ -58,7 +58,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
     entries: int
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class JournalStep(msgspec.Struct, frozen=True, array_like=True):
     """The head of an input's record: the rest is the value's own header, and its body."""
 
     now: Time
@@ -77,7 +77,7 @@ class Journal:
         self._params = params
         self._limit = limit
         self._pack = msgspec.msgpack.Encoder().encode
-        self._trace = Trace()
+        self._trace = TraceHash()
         self._node = ""
         self._steps = 0
         self._file: BinaryIO = open(self.path, "xb", buffering=BUFFER)  # noqa: SIM115 - it lives as long as this
@@ -162,21 +162,21 @@ class Journal:
         self._size += _RECORD.size + length
 
 
-def _split(now: Time, input: Input) -> tuple[int, Step, Any]:
+def _split(now: Time, input: Input) -> tuple[int, JournalStep, Any]:
     match input:
         case Received(src, message):
-            return RECEIVED, Step(now, src), message
+            return RECEIVED, JournalStep(now, src), message
         case Expired(timer):
-            return EXPIRED, Step(now), timer
+            return EXPIRED, JournalStep(now), timer
         case Persisted(token):
-            return PERSISTED, Step(now, "", token), None
-    return COMMAND, Step(now), input
+            return PERSISTED, JournalStep(now, "", token), None
+    return COMMAND, JournalStep(now), input
 
 
 # --- reading --------------------------------------------------------------------------------------------
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     """One record of a file."""
 
     kind: int
@@ -185,7 +185,7 @@ class Record(NamedTuple):
     body: memoryview
 
 
-def records(path: str | Path) -> Iterator[Record]:
+def records(path: str | Path) -> Iterator[JournalRecord]:
     """Every whole record of a file; one that a crash cut short ends it."""
     with open(path, "rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
@@ -198,7 +198,7 @@ def records(path: str | Path) -> Iterator[Record]:
                 return
             if zlib.crc32(payload, zlib.crc32(_CHECKED.pack(kind, step, head))) != crc or step + head > length:
                 raise BadJournal(f"{path}: the record at byte {at} is damaged")
-            yield Record(kind, payload[:step], payload[step : step + head], memoryview(payload[step + head :]))
+            yield JournalRecord(kind, payload[:step], payload[step : step + head], memoryview(payload[step + head :]))
 
 
 MakeMachine: TypeAlias = Callable[[Start, list[Any]], Machine]
@@ -232,7 +232,7 @@ def replay(
     reading = records(path)
     start, entries = _beginning(path, reading, codec)
     machine = make_machine(start, entries)
-    trace = Trace()
+    trace = TraceHash()
     trace.add(start.now, start.node, started(entries), machine.start(start.now))
     steps, complete, diverged = 1, False, None
     for record in reading:
@@ -257,7 +257,7 @@ def started(entries: Sequence[Any]) -> Started:
     return Started(1, len(entries))
 
 
-def _beginning(path: str | Path, reading: Iterator[Record], codec: Codec) -> tuple[Start, list[Any]]:
+def _beginning(path: str | Path, reading: Iterator[JournalRecord], codec: Codec) -> tuple[Start, list[Any]]:
     first = next(reading, None)
     if first is None or first.kind != START:
         raise BadJournal(f"{path}: it does not begin with the start of a machine")
@@ -271,9 +271,9 @@ def _beginning(path: str | Path, reading: Iterator[Record], codec: Codec) -> tup
     return start, entries
 
 
-def _input(path: str | Path, record: Record, codec: Codec) -> tuple[Time, Input]:
+def _input(path: str | Path, record: JournalRecord, codec: Codec) -> tuple[Time, Input]:
     try:
-        step = msgspec.msgpack.decode(record.step, type=Step)
+        step = msgspec.msgpack.decode(record.step, type=JournalStep)
         if record.kind == PERSISTED:
             return step.now, Persisted(step.token)
         value = codec.decode(record.header, record.body)

@@ -1,17 +1,17 @@
-"""Connections between nodes: who is at the other end, what is queued for it, and how it is found again.
+"""Connections between nodes: handshake, queues of frames to send, and reconnection.
 
-The dialler says `Hello`, the other end answers with its own or with an `Error`; nothing else passes before. Then a
+The dialler says `Hello`, and the other end answers with its own or with an `Error`; nothing else passes before. Then a
 `Peer` stands for the other end.
 
-Between nodes each sends over the connection it has dialled and receives over the other's: two nodes need not agree who
-dials, and a restarted one is found by dialling again (exponential backoff with jitter). Who is not in the directory, a
-client, is answered over the connection it came by.
+Each node sends over the connection that it has dialled and receives over the other's. So two nodes need not agree who
+dials, and a restarted node is found by dialling again (exponential backoff with jitter). A client is not in the
+directory: it is answered over the connection that it came by.
 
-Queues are bounded in frames and in bytes, and nobody stops reading because a queue is full: that deadlocks a mesh
-(decision 0006). What does not fit is dropped and counted; protocols expect loss. Dropped is the newest: what is queued
-continues what the receiver has, so a full queue still makes progress, whereas dropping the oldest would leave it with
-nothing but gaps. Frames without rows count only as frames: they are small, they repair, and rows must not starve them.
-While the other end is away nothing is kept for longer than one attempt to reach it.
+Queues are bounded in frames and in bytes. A full queue never stops a node from reading: that deadlocks a mesh
+(decision 0006). Frames that do not fit are dropped and counted; protocols expect loss. The newest frame is dropped:
+queued frames continue what the receiver has, so a full queue still makes progress, whereas dropping the oldest would
+leave gaps only. Frames without rows count only as frames: they are small, they repair, and rows must not starve them.
+While the other end is unreachable, frames are kept for no longer than one attempt to reach it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidings.core import wire
 from tidings.core.ids import NodeId, RegionId
 from tidings.net import frames
 from tidings.net.codec import Codec, tag_of
-from tidings.net.frames import Body, Connection, FrameError, Outgoing, Told
+from tidings.net.frames import Body, FrameConnection, FrameError, Outgoing, Told
 from tidings.net.names import Address, name_of
 from tidings.net.shape import DelayLine, Wan
 
@@ -51,9 +51,9 @@ class Hello(msgspec.Struct, frozen=True):
     role: Role = "node"
     format: int = FORMAT
     oldest: int = OLDEST
-    rows: int = wire.FORMAT  # of spans; whoever changes it changes the format too
+    rows: int = wire.FORMAT  # of spans; a change of it is a change of the format
     token: str = ""
-    to: NodeId = ""  # whom the dialler means; empty: whoever lives there
+    to: NodeId = ""  # the node that the dialler expects; empty: any
 
 
 class Error(msgspec.Struct, frozen=True):
@@ -85,8 +85,8 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     strangers: int = 1_024  # of them, those that have not said hello
 
 
-class Sink(Protocol):
-    """Whoever uses peers: a host."""
+class LinkReceiver(Protocol):
+    """What uses peers: a host."""
 
     def peer_up(self, peer: Peer) -> None:
         """The other end has been accepted."""
@@ -117,7 +117,7 @@ class Sink(Protocol):
         ...
 
     def named(self, seed: NodeId, link: Link) -> None:
-        """Whoever lives at a seed has said its name: the link is the way to it from now on."""
+        """The node at a seed has said its name: from now on the link leads to that name."""
         ...
 
     def judge(self, hello: Hello, accepted: bool) -> str | None:
@@ -167,7 +167,7 @@ class Peer:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: FrameConnection,
         hello: Hello,
         settings: LinkSettings,
         counters: Counters,
@@ -267,7 +267,7 @@ class Trunk:
     def __init__(
         self,
         hello: Hello,
-        sink: Sink,
+        sink: LinkReceiver,
         counters: Counters,
         settings: LinkSettings,
         *,
@@ -284,10 +284,10 @@ class Trunk:
         self.rng = rng or random.Random()
         self.outbox = frames.Outbox()
 
-    def connection(self, owner: frames.Owner) -> Connection:
+    def connection(self, owner: frames.Owner) -> FrameConnection:
         """A protocol for asyncio."""
         settings = self.settings
-        return Connection(
+        return FrameConnection(
             owner,
             self.counters,
             explain,
@@ -297,11 +297,11 @@ class Trunk:
             outbox=self.outbox,
         )
 
-    def admit(self, connection: Connection, theirs: Hello, *, accepted: bool) -> Peer:
+    def admit(self, connection: FrameConnection, theirs: Hello, *, accepted: bool) -> Peer:
         """The peer behind a hello; raises `FrameError` if it is not welcome."""
         compatible(self.hello, theirs)
         if accepted and theirs.to not in ("", self.hello.node):  # else it would take the place of one who means us
-            raise FrameError("name", f"{self.hello.node!r} lives here, not {theirs.to!r}")
+            raise FrameError("name", f"the node at this address is {self.hello.node!r}, not {theirs.to!r}")
         verdict = self.sink.judge(theirs, accepted)
         if verdict is not None:
             code, _, text = verdict.partition(": ")
@@ -309,7 +309,7 @@ class Trunk:
         connection.greeted()
         return Peer(connection, theirs, self.settings, self.counters, self.hello.region, self.wan)
 
-    def tune(self, connection: Connection) -> None:
+    def tune(self, connection: FrameConnection) -> None:
         """Let the kernel notice a peer that is gone without a word."""
         sock = connection.socket
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -327,10 +327,10 @@ class _Side:
     def __init__(self, trunk: Trunk) -> None:
         self.trunk = trunk
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: FrameConnection) -> None:
         self.trunk.tune(connection)
 
-    def received(self, connection: Connection, header: bytes, body: Body) -> None:
+    def received(self, connection: FrameConnection, header: bytes, body: Body) -> None:
         peer = connection.peer
         if peer is None:
             self.greet(connection, greeting(header, body))
@@ -342,23 +342,23 @@ class _Side:
                 greeting(header, body)  # raises what the other end has to say
             raise
 
-    def handed(self, connection: Connection) -> None:
+    def handed(self, connection: FrameConnection) -> None:
         self.trunk.sink.handed()
 
-    def writable(self, connection: Connection, yes: bool) -> None:
+    def writable(self, connection: FrameConnection, yes: bool) -> None:
         peer = connection.peer
         if peer is not None:
             if yes:
                 peer.resumed()
             self.trunk.sink.peer_writable(peer, yes)
 
-    def closed(self, connection: Connection, error: BaseException | None) -> None:
+    def closed(self, connection: FrameConnection, error: BaseException | None) -> None:
         peer, connection.peer = connection.peer, None
         if peer is not None:
             peer.stop()
             self.trunk.sink.peer_down(peer, error)
 
-    def greet(self, connection: Connection, hello: Hello) -> None:
+    def greet(self, connection: FrameConnection, hello: Hello) -> None:
         """The other end has said who it is."""
         raise NotImplementedError
 
@@ -371,12 +371,13 @@ class Link(_Side):
         self.node = node
         self.peer: Peer | None = None
         self.refused: FrameError | None = None  # what the last attempt was told
+        self.unreached = ""  # why the last attempt made no connection
         self._directory = directory
         self._waiting: deque[Outgoing] = deque()  # until the attempt under way has an end
         self._waiting_bytes = 0
         self._attempting = True
         self._wanted = False  # something was to be sent since the last look, and could not be
-        self._connection: Connection | None = None
+        self._connection: FrameConnection | None = None
         self._nudged = asyncio.Event()
         self._over = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"link {trunk.hello.node} -> {node}")
@@ -445,9 +446,15 @@ class Link(_Side):
                 raise OSError(f"{self.node} has left the directory")
             async with asyncio.timeout(trunk.settings.dial_seconds):  # wait_for can swallow the cancellation of `close`
                 await self._connect(address)
-        except (OSError, TimeoutError, ValueError):  # a name that cannot be looked up is as good as nobody there
+        except (
+            OSError,
+            TimeoutError,
+            ValueError,
+        ) as error:  # a name that cannot be looked up is as good as nobody there
             trunk.counters["dials_failed"] += 1
+            self.unreached = "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)
             return False
+        self.unreached = ""
         return True
 
     async def _connect(self, address: Address) -> None:
@@ -469,16 +476,16 @@ class Link(_Side):
 
     # --- the connection's owner ---------------------------------------------------------------------------
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: FrameConnection) -> None:
         super().opened(connection)
         self._connection = connection
         meant = self.node if name_of(self.node) else ""
         connection.send(introduce(msgspec.structs.replace(self.trunk.hello, to=meant)))
 
-    def greet(self, connection: Connection, hello: Hello) -> None:
+    def greet(self, connection: FrameConnection, hello: Hello) -> None:
         """The answer to our hello: what has waited can go."""
-        if hello.node != self.node and name_of(self.node):  # a seed: whoever lives there
-            raise FrameError("name", f"{hello.node!r} lives where the directory has {self.node!r}")
+        if hello.node != self.node and name_of(self.node):  # a seed fits any name
+            raise FrameError("name", f"the node at this address is {hello.node!r}, not {self.node!r}")
         peer = self.trunk.admit(connection, hello, accepted=False)
         connection.peer = self.peer = peer
         self.refused = None
@@ -491,7 +498,7 @@ class Link(_Side):
         for outgoing in waiting:
             peer.send(outgoing)
 
-    def closed(self, connection: Connection, error: BaseException | None) -> None:
+    def closed(self, connection: FrameConnection, error: BaseException | None) -> None:
         greeted = connection.peer is not None
         super().closed(connection, error)
         self.peer = self._connection = None
@@ -507,7 +514,7 @@ class Listener(_Side):
     def __init__(self, trunk: Trunk) -> None:
         super().__init__(trunk)
         self.peers: dict[NodeId, Peer] = {}
-        self._connections: set[Connection] = set()
+        self._connections: set[FrameConnection] = set()
         self._strangers = 0
         self._empty = asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -532,7 +539,7 @@ class Listener(_Side):
         if server is not None:
             await server.wait_closed()
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: FrameConnection) -> None:
         super().opened(connection)
         self._connections.add(connection)
         self._empty.clear()
@@ -541,7 +548,7 @@ class Listener(_Side):
         if self._strangers > settings.strangers or len(self._connections) > settings.peers:
             connection.refuse(FrameError("full", f"{len(self._connections)} connections; try again later"))
 
-    def greet(self, connection: Connection, hello: Hello) -> None:
+    def greet(self, connection: FrameConnection, hello: Hello) -> None:
         """A newcomer: answer, and let it take the place of its older self."""
         peer = self.trunk.admit(connection, hello, accepted=True)
         self._strangers -= 1
@@ -552,7 +559,7 @@ class Listener(_Side):
             older.refuse(FrameError("superseded", f"{hello.node!r} has connected anew"))
         self.trunk.sink.peer_up(peer)
 
-    def closed(self, connection: Connection, error: BaseException | None) -> None:
+    def closed(self, connection: FrameConnection, error: BaseException | None) -> None:
         peer: Peer | None = connection.peer
         if peer is None:
             self._strangers -= 1

@@ -1,9 +1,9 @@
-"""Names that say where a node lives: ``r0/p0@127.0.0.1:7401``; people see the part before the '@'.
+"""Names that contain a node's address: ``r0/p0@127.0.0.1:7401``; people see the part before the '@'.
 
-A membership that is made of such names describes itself, so nobody needs a directory: `Addresses` is the mapping a
-host asks, and it only parses. An id without a name, ``@127.0.0.1:7401``, is a *seed*: whoever lives there.
+A chain configuration that is made of such names needs no directory: `Addresses` is the mapping that a host asks, and
+it only parses. An id without a name, ``@127.0.0.1:7401``, is a *seed*: the node at that address, whatever its name.
 
-A replica that has lost its disk must not be taken for the one it was (chain.py), so it comes back as another
+A replica that has lost its disk must not be taken for its former self (chain.py). So it comes back as another
 *incarnation*: ``r0/p0~2@127.0.0.1:7401``, in the same *slot* ``r0/p0``, at the same address.
 """
 
@@ -30,7 +30,7 @@ def make_id(name: str, host: str, port: int) -> NodeId:
 
 
 def seed_of(address: str) -> NodeId:
-    """The id for whoever lives at ``host:port``; raises `BadInput` if that is no address."""
+    """The id of the node at ``host:port``, whatever its name; raises `BadInput` if that is no address."""
     host, port = parse_address(address)
     return make_id("", host, port)
 
@@ -43,12 +43,6 @@ def name_of(node: NodeId) -> str:
 def slot_of(node: NodeId) -> str:
     """The place a node fills, whatever its incarnation: ``r0/p0`` for ``r0/p0~2@127.0.0.1:7401``."""
     return name_of(node).partition("~")[0]
-
-
-def incarnation_of(node: NodeId) -> int:
-    """Which life of its slot this is; the first is 1."""
-    number = name_of(node).partition("~")[2]
-    return int(number) if number.isdecimal() else 1
 
 
 def incarnate(slot: str, incarnation: int) -> str:

@@ -1,12 +1,12 @@
 """A wide-area network on one machine: latency, bandwidth, loss and cuts between regions, on the sending side.
 
-A frame for another region waits in a `DelayLine` until it would have arrived there, and is then given to the socket,
+A frame for another region waits in a `DelayLine` until it would have arrived there. Then it is given to the socket,
 which takes next to no time on loopback. Frames between two nodes never overtake each other, as over TCP. Loss takes
-whole frames of the protocols; a hello is not shaped. A cut destroys what is on the way, as a cut fibre does, and what
-is sent until it heals; connections stay up, so the protocols have to find out by themselves.
+whole frames of the protocols; a hello is not shaped. A cut destroys frames in flight, and frames that are sent until
+it heals. Connections stay up, so the protocols have to detect the cut themselves.
 
-Each process shapes what it sends: two processes of a region have the bandwidth twice. Everything can be changed while
-frames are under way; those keep their time.
+Each process shapes what it sends, so two processes of a region have twice the bandwidth. Settings can change while
+frames are in flight; those keep their time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DELAYED_BYTES = 256 << 20
 """Bytes on the way between two nodes; ours, because 10 Gb/s (SP3) times 100 ms is half of it."""
 
 
-class Path(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShapedPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How frames fare from one region to another. The zero value shapes nothing."""
 
     latency: float = 0.0  # seconds one way
@@ -40,7 +40,7 @@ class Path(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise BadInput(f"{self}: no field is negative, and loss is a share")
 
 
-CLEAR = Path()
+CLEAR = ShapedPath()
 
 
 class Way:
@@ -48,7 +48,7 @@ class Way:
 
     __slots__ = ("_rng", "cut", "cuts", "free", "path")
 
-    def __init__(self, path: Path, rng: random.Random) -> None:
+    def __init__(self, path: ShapedPath, rng: random.Random) -> None:
         self._rng = rng
         self.path = path
         self.cut = False
@@ -86,7 +86,7 @@ class Wan:
             way = self._ways[a, b] = Way(CLEAR, self._rng)
         return way
 
-    def connect(self, a: RegionId, b: RegionId, path: Path, *, one_way: bool = False) -> None:
+    def connect(self, a: RegionId, b: RegionId, path: ShapedPath, *, one_way: bool = False) -> None:
         """Set the path between two regions."""
         for way in self._both(a, b, one_way):
             way.path = CLEAR if path == CLEAR else path
@@ -96,7 +96,7 @@ class Wan:
         for way in self._both(a, b, one_way):
             fields = msgspec.structs.asdict(way.path) | changes
             try:
-                path = msgspec.convert(fields, Path, strict=False)
+                path = msgspec.convert(fields, ShapedPath, strict=False)
             except msgspec.ValidationError as error:
                 raise BadInput(f"path {a}-{b}: {error}") from None
             way.path = CLEAR if path == CLEAR else path
@@ -201,7 +201,7 @@ def us(regions: list[RegionId], seed: int | str = 0) -> Wan:
     for at, a in enumerate(regions):
         for b in regions[at + 1 :]:
             latency = 0.035 if at == 0 else 0.010
-            wan.connect(a, b, Path(latency=latency, jitter=latency / 20, bandwidth=10e9))
+            wan.connect(a, b, ShapedPath(latency=latency, jitter=latency / 20, bandwidth=10e9))
     return wan
 
 

@@ -1,8 +1,8 @@
 """The boundary between a protocol and the world: inputs in, effects out.
 
-A protocol is a state machine with one entry, ``handle(now, input) -> effects``. It owns no clock, socket,
-thread or global randomness; whoever drives it (the simulator, the real host) passes the time in, carries the
-effects out, and answers a ``Persist`` with ``Persisted`` once the record is on stable storage.
+A protocol is a state machine with one entry, ``handle(now, input) -> effects``. It owns no clock, socket, thread or
+global randomness. Its driver (the simulator, or the host of a real process) passes the time in, carries the effects
+out, and answers a ``Persist`` with ``Persisted`` once the record is on stable storage.
 
 Order is part of the contract: effects are carried out in list order, and a driver handles one input at a time.
 Timers are never cancelled: a timer carries what makes it stale (a generation), and a stale one is ignored.
@@ -10,7 +10,7 @@ Timers are never cancelled: a timer carries what makes it stale (a generation), 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import msgspec
@@ -22,12 +22,18 @@ Time: TypeAlias = float  # seconds on the node's own clock
 class Value(msgspec.Struct, frozen=True, gc=False):
     """An immutable value that crosses a boundary."""
 
+    def valid(self) -> bool:
+        """Whether a value from outside makes sense, as far as the types of its fields do not say."""
+        return True
+
 
 class Message(Value, frozen=True, gc=False):
     """Something one node tells another. ``wire_size`` is what it costs on a link, ``events`` what it carries."""
 
     wire_size: ClassVar[int] = 64
     events: ClassVar[int] = 0
+    from_clients: ClassVar[bool] = False  # whether a client may say it; else only nodes of the cluster may
+    signed: ClassVar[frozenset[str]] = frozenset()  # integers that may be negative
 
 
 class Timer(Value, frozen=True, gc=False):
@@ -36,6 +42,14 @@ class Timer(Value, frozen=True, gc=False):
 
 class Command(Value, frozen=True, gc=False):
     """Something the application asks of its own node."""
+
+
+def below(base: type[Any]) -> Iterator[type[Any]]:
+    """All classes below one that this process has imported."""
+    children: list[type[Any]] = base.__subclasses__()
+    for child in children:
+        yield child
+        yield from below(child)
 
 
 # --- inputs ---------------------------------------------------------------------------------------------
@@ -95,7 +109,7 @@ class Persist(Value, frozen=True, gc=False):
 
 
 class Deliver(Value, frozen=True, gc=False):
-    """Hand an item to whoever is above: the application, or the layer that composes this one."""
+    """Hand an item to the layer above: the application, or the machine that composes this one."""
 
     item: Any
 

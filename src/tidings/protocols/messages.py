@@ -1,17 +1,21 @@
 """The four kinds of message that carry knowledge: offer, want, know, done.
 
-Protocols share these where the meaning is the same; what is peculiar to one protocol lives in its own file.
+Protocols share a message type where the meaning is the same. A message of one protocol alone is in its file.
 """
 
 from __future__ import annotations
 
-from tidings.core.ids import RegionId, StreamId
-from tidings.core.span import Span
+from typing import ClassVar
+
+from tidings.core.ids import StreamId
+from tidings.core.span import Span, is_knowledge
 from tidings.protocols.kernel import Message
 
 
 class Offer(Message, frozen=True, gc=False):
     """Sprinkler's NOTIFY: "my horizon in this stream is n". The receiver wants what it has not asked for yet."""
+
+    from_clients: ClassVar[bool] = True
 
     stream: StreamId
     horizon: int  # first number the sender does not know
@@ -19,6 +23,8 @@ class Offer(Message, frozen=True, gc=False):
 
 class Want(Message, frozen=True, gc=False):
     """Sprinkler's REQUEST for [lo, hi). The receiver answers with `Know`: whatever of it it holds."""
+
+    from_clients: ClassVar[bool] = True
 
     stream: StreamId
     lo: int
@@ -31,10 +37,14 @@ class Know(Message, frozen=True, gc=False):
     The receiver delivers what continues its own horizon and learns from the rest what it must ask elsewhere.
     """
 
+    from_clients: ClassVar[bool] = True
+
     stream: StreamId
     spans: tuple[Span, ...]
     horizon: int
-    owner: RegionId = ""  # between regions: whose stream of this name it is; "" if the sender does not say
+
+    def valid(self) -> bool:
+        return is_knowledge(self.stream, self.spans)  # else rows would enter the log under a false name
 
     @property
     def wire_size(self) -> int:  # type: ignore[override]
@@ -49,37 +59,6 @@ class Know(Message, frozen=True, gc=False):
         if len(spans) == 1:
             return spans[0].rows.count
         return sum([span.rows.count for span in spans])
-
-
-class Read(Message, frozen=True, gc=False):
-    """A reader asks for exactly the rows of [lo, hi) that survive collection below ``asof``.
-
-    Any replica answers with `Answer`, or with `Gone` if it can no longer tell; what is too much for a message it does
-    not answer.
-    """
-
-    stream: StreamId
-    lo: int
-    hi: int
-    asof: int
-
-
-class Answer(Message, frozen=True, gc=False):
-    """The rows a `Read` asked for; the same from every replica that can answer."""
-
-    span: Span
-
-    @property
-    def wire_size(self) -> int:  # type: ignore[override]
-        return 64 + self.span.wire_size
-
-
-class Gone(Message, frozen=True, gc=False):
-    """Answer to a `Read` below the floor: read again at or above ``floor``."""
-
-    stream: StreamId
-    asof: int
-    floor: int
 
 
 class Done(Message, frozen=True, gc=False):

@@ -1,6 +1,7 @@
-"""The small HTTP servers of processes, bound to loopback, and calls to them.
+"""The small HTTP servers of processes, bound to loopback; http_client.py has the calls to them.
 
-Reading needs nothing; what changes something needs the token of the process's run file, which only its user can read.
+Reading needs no token. A call that changes something needs the token of the process's run file, which only its user
+can read.
 """
 
 from __future__ import annotations
@@ -9,26 +10,14 @@ import asyncio
 import contextlib
 import hmac
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from typing import Any
 
-import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from tidings.core.errors import TidingsError
-
-HOST = "127.0.0.1"
-HEADER = "x-tidings-token"
-CALL_SECONDS = 30.0  # ours: the slowest call waits for a chain to change
-
-
-class CallFailed(TidingsError):
-    """A process has refused a call, or could not be reached."""
+from tidings.server.http_client import HEADER, HOST
 
 
 class _Server(uvicorn.Server):
@@ -65,7 +54,7 @@ class HttpServer:
         self._task = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
 
     async def stop(self) -> None:
-        """Serve no more; calls under way may end."""
+        """Stop serving; calls in progress may complete."""
         self._server.should_exit = True
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
@@ -80,28 +69,3 @@ def refused(text: str, status: int = 400) -> JSONResponse:
 def authorized(request: Request, token: str) -> bool:
     """Whether a call may change something."""
     return bool(token) and hmac.compare_digest(request.headers.get(HEADER, ""), token)
-
-
-def call(port: int, path: str, body: Any = None, *, token: str = "", timeout: float = CALL_SECONDS) -> Any:
-    """GET, or POST a JSON body; the JSON that comes back. Raises `CallFailed` with the reason."""
-    data = None if body is None else msgspec.json.encode(body)
-    request = urllib.request.Request(f"http://{HOST}:{port}{path}", data)
-    request.add_header(HEADER, token)
-    request.add_header("content-type", "application/json")
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback never goes by a proxy
-    try:
-        with opener.open(request, timeout=timeout) as response:
-            return msgspec.json.decode(response.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            text = error.read()
-        with contextlib.suppress(msgspec.DecodeError):
-            raise CallFailed(str(msgspec.json.decode(text)["error"])) from None
-        raise CallFailed(f"{path} on port {port}: {error}") from None
-    except OSError as error:
-        raise CallFailed(f"{path} on port {port} does not answer: {error}") from None
-
-
-async def call_async(port: int, path: str, body: Any = None, *, token: str = "", timeout: float = CALL_SECONDS) -> Any:
-    """As `call`, beside the running loop."""
-    return await asyncio.to_thread(call, port, path, body, token=token, timeout=timeout)

@@ -6,7 +6,7 @@
         await cluster.until_ready()
 
 The supervisor is a process of its own, so that a busy program does not slow the configuration services. When this
-program ends, however it does, everything ends: all processes hold the read end of a pipe whose write end is here.
+program ends, for any reason, all processes stop: each holds the read end of a pipe whose write end is here.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ import msgspec
 
 from tidings.core.errors import TidingsError
 from tidings.core.ids import RegionId
-from tidings.server import plan as plans
-from tidings.server.http import CallFailed, call
-from tidings.server.layout import SUPERVISOR, Layout, Process
-from tidings.server.plan import Durability, Plan, Protocol
+from tidings.protocols.fabrics.family import FabricChoice
+from tidings.server import cluster_config
+from tidings.server.cluster_config import ClusterConfig, Durability, ProtocolConfig
+from tidings.server.http_client import CallFailed, call
+from tidings.server.paths import SUPERVISOR, ClusterPaths, Process
 
 START = 30.0  # seconds a cluster has to come up; ours: it takes two or three, more on a busy machine
 STOP = 25.0  # seconds it has to go down; ours: more than the supervisor gives its replicas
@@ -42,18 +43,18 @@ class StartFailed(TidingsError):
 
 
 def launch(
-    files: Layout,
-    plan: Path,
+    files: ClusterPaths,
+    config: Path,
     *,
     lab: bool = False,
     attached: bool = False,
     journal: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a supervisor process. Attached, it ends when its stdin does; otherwise it outlives this program."""
-    options = {"root": str(files.root), "plan": str(plan), "lab": lab, "attached": attached}
+    """Start a supervisor process. Attached, it stops when its stdin ends; otherwise it outlives this program."""
+    options = {"root": str(files.root), "config": str(config), "lab": lab, "attached": attached}
     options["journal"] = str(journal.absolute()) if journal else ""
-    with open(_last_words(files.make()), "wb") as out:
+    with open(_output(files.make()), "wb") as out:
         return subprocess.Popen(
             [sys.executable, "-m", "tidings.server.supervisor", msgspec.json.encode(options).decode()],
             stdin=subprocess.PIPE if attached else subprocess.DEVNULL,
@@ -64,7 +65,7 @@ def launch(
         )
 
 
-def await_supervisor(files: Layout, process: subprocess.Popen[bytes], timeout: float = START) -> Process:
+def await_supervisor(files: ClusterPaths, process: subprocess.Popen[bytes], timeout: float = START) -> Process:
     """Wait until a supervisor that was just launched can be called; raises `StartFailed`."""
     end = time.monotonic() + timeout
     while True:
@@ -72,21 +73,21 @@ def await_supervisor(files: Layout, process: subprocess.Popen[bytes], timeout: f
         if found is not None and found.pid == process.pid:
             return found
         if process.poll() is not None:
-            said = _last_words(files).read_text(errors="replace").strip().splitlines()
+            said = _output(files).read_text(errors="replace").strip().splitlines()
             raise StartFailed(said[-1] if said else f"the supervisor has ended with code {process.returncode}")
         if time.monotonic() > end:
             raise StartFailed(f"the supervisor has not answered in {timeout:g} s; see {files.log(SUPERVISOR)}")
         time.sleep(0.01)
 
 
-def _last_words(files: Layout) -> Path:
-    """What a supervisor prints, which is nothing unless it cannot go on."""
+def _output(files: ClusterPaths) -> Path:
+    """The file for what a supervisor prints: nothing unless it cannot go on."""
     return files.logs / "supervisor.out"
 
 
 def await_ready(found: Process, timeout: float = START) -> None:
     """Wait until a publish would work in every region."""
-    call(found.admin, "/ready", {"timeout": timeout}, token=found.token, timeout=timeout + 5)
+    call(found.http_port, "/ready", {"timeout": timeout}, token=found.token, timeout=timeout + 5)
 
 
 class LocalCluster:
@@ -106,18 +107,19 @@ class LocalCluster:
         lab: bool = True,
         port: int = 0,
         journal: str | Path | None = None,
-        protocol: Protocol | None = None,
+        protocol: ProtocolConfig | None = None,
+        fabric: FabricChoice | None = None,
         poll: float = 0.0,
-        plan: Plan | None = None,
+        config: ClusterConfig | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         if dir is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="tidings-")
             dir = self._temporary.name
-        self.files = Layout(dir)
-        self._made = plan or plans.generate(
-            regions, replicas, durability=durability, wan=wan, port=port, protocol=protocol, poll=poll
+        self.files = ClusterPaths(dir)
+        self._made = config or cluster_config.generate(
+            regions, replicas, durability=durability, wan=wan, port=port, protocol=protocol, fabric=fabric, poll=poll
         )
         self._lab = lab
         self._journal = None if journal is None else Path(journal)
@@ -125,7 +127,7 @@ class LocalCluster:
         self._process: subprocess.Popen[bytes] | None = None
         self._found: Process | None = None
 
-    # --- life -----------------------------------------------------------------------------------------------
+    # --- start and stop -----------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> LocalCluster:
         await self.start()
@@ -141,11 +143,11 @@ class LocalCluster:
     async def start(self) -> None:
         """Start the cluster (again); returns when a publish would work in every region."""
         self.files.make()
-        if not self.files.plan.exists():
-            self.files.plan.write_text(plans.render(self._made))
+        if not self.files.config_file.exists():
+            self.files.config_file.write_text(cluster_config.render(self._made))
         self._process = launch(
             self.files,
-            self.files.plan,
+            self.files.config_file,
             lab=self._lab,
             attached=True,
             journal=self._journal,
@@ -171,28 +173,28 @@ class LocalCluster:
             process.kill()
             await asyncio.to_thread(process.wait)
 
-    # --- looking ------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------
 
     @property
-    def plan(self) -> Plan:
+    def config(self) -> ClusterConfig:
         """The cluster file."""
-        return plans.load(self.files.plan)
+        return cluster_config.load(self.files.config_file)
 
     @property
     def regions(self) -> list[RegionId]:
         """The regions' names."""
-        return [region.name for region in self.plan.regions]
+        return [region.name for region in self.config.regions]
 
     def addresses(self, region: RegionId) -> list[str]:
-        """Where a region's replicas of the plan listen."""
-        return list(self.plan.region(region).replicas)
+        """The addresses of a region's replicas in the cluster file."""
+        return list(self.config.region(region).replicas)
 
     def url(self, region: RegionId) -> str:
         """What a client of this region connects to."""
         return "tidings://" + ",".join(self.addresses(region))
 
     def process(self, replica: str) -> Process | None:
-        """What a replica says of itself: pid, id, admin port."""
+        """What a replica's run file says: pid, id, HTTP port."""
         return self.files.process(replica)
 
     async def status(self) -> dict[str, Any]:
@@ -210,7 +212,7 @@ class LocalCluster:
         """Wait until every replica that is not held down is in its chain, and every region commits."""
         await self._call("/ready", {"timeout": timeout}, timeout + 5)
 
-    # --- breaking ---------------------------------------------------------------------------------------------------
+    # --- faults ---------------------------------------------------------------------------------------------------
 
     async def kill(self, replica: str) -> None:
         """SIGKILL; it stays down until `restart`."""
@@ -225,7 +227,7 @@ class LocalCluster:
         await self._fault(kind="pause", replica=replica, seconds=seconds)
 
     async def cut(self, a: RegionId, b: RegionId) -> None:
-        """Let nothing pass between two regions."""
+        """Cut the link between two regions."""
         await self._fault(kind="cut", a=a, b=b)
 
     async def heal(self, a: RegionId, b: RegionId) -> None:
@@ -237,17 +239,21 @@ class LocalCluster:
         await self._fault(kind="impair", a=a, b=b, **changes)
 
     async def stop_config(self, region: RegionId) -> None:
-        """A region's configuration service is gone."""
+        """Stop a region's configuration service."""
         await self._fault(kind="config", region=region, running=False)
 
     async def start_config(self, region: RegionId) -> None:
-        """It is back, with what it had decided."""
+        """Start it again, with what it had decided."""
         await self._fault(kind="config", region=region, running=True)
 
     async def add(self, region: RegionId) -> str:
         """Add a replica; its name. It joins by itself (`until_ready`)."""
         found: dict[str, Any] = await self._call("/replicas/add", {"region": region})
         return str(found["id"])
+
+    async def bootstrap(self, region: RegionId) -> None:
+        """Start a region in memory again, empty, whose replicas all died."""
+        await self._call("/regions/bootstrap", {"region": region})
 
     async def remove(self, replica: str) -> None:
         """Take a replica out of its chain, and stop it."""
@@ -277,4 +283,6 @@ class LocalCluster:
     async def _call(self, path: str, body: Any = None, timeout: float = START) -> Any:
         if self._found is None:
             raise CallFailed("the cluster does not run")
-        return await asyncio.to_thread(call, self._found.admin, path, body, token=self._found.token, timeout=timeout)
+        return await asyncio.to_thread(
+            call, self._found.http_port, path, body, token=self._found.token, timeout=timeout
+        )

@@ -29,7 +29,7 @@ def configure(path: Path | None, **context: Any) -> None:
     )
     handler: logging.Handler = logging.StreamHandler()
     if path is not None:
-        handler = logging.handlers.WatchedFileHandler(path, encoding="utf-8")  # whoever rotates may move it away
+        handler = logging.handlers.WatchedFileHandler(path, encoding="utf-8")  # log rotation may move it away
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],

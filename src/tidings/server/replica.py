@@ -1,12 +1,12 @@
 """The replica process: one machine, its store, its sockets, and what keeps it going.
 
-From the outside in: a `Spec` says which slot of which plan; `Place` says under which name it comes back and opens the
-store; the configuration services say who the others are; then `Host` runs the `Proxy`. Beside it run the checkpointer,
-which keeps the log short, the admin HTTP, and *acquaintance*: now and then the configuration services of the other
-regions are asked who forms their chains, because that is on no replica's disk, and two regions that have both changed
-all their replicas would otherwise never find each other again.
+A `Spec` names the slot and the cluster file. `ReplicaSlot` gives the replica its name and opens the store. The
+configuration services name the replicas of the other regions. Then `Host` runs the `Replica` machine. Three tasks run
+beside it: the checkpointer, which keeps the log short; the HTTP server; and a task that asks the configuration services
+of the other regions for their chains every few seconds. No replica's disk holds those chains, so two regions that have
+both replaced all their replicas would otherwise never find each other again.
 
-A machine that raises, or a disk that fails, ends the process; whoever supervises it starts it again.
+A machine that raises, or a disk that fails, ends the process; the supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -32,32 +32,34 @@ from tidings.net.journal import Journal, Start
 from tidings.net.loop import run
 from tidings.net.names import ADDRESSES, name_of, parse_address, region_of
 from tidings.net.shape import Wan
-from tidings.protocols.interregion import Advertise
-from tidings.protocols.log import DiskEntry
-from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import Proxy, ProxySettings
-from tidings.server import layout, logs
-from tidings.server import plan as plans
-from tidings.server.admin import Admin
+from tidings.protocols.nodes.replica import Replica, ReplicaSettings
+from tidings.protocols.regions.interregion import Advertise
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.log import DiskEntry
+from tidings.server import cluster_config, logs, paths
 from tidings.server.allocator import keep_memory
-from tidings.server.asking import Asker, NoAnswer
+from tidings.server.cluster_config import ClusterConfig
 from tidings.server.http import HttpServer
-from tidings.server.layout import Layout, Process, started_at
-from tidings.server.life import Place
-from tidings.server.plan import Plan
+from tidings.server.identity import ReplicaSlot
+from tidings.server.paths import ClusterPaths, Process, started_at
+from tidings.server.replica_http import ReplicaHttp
+from tidings.server.rpc import NoAnswer, RpcClient
 from tidings.store import Checkpointer, Store
 
 SWITCH = 0.0002  # seconds; decision 0006: the commit thread must not wait 5 ms for the interpreter
-ACQUAINT = 5.0  # seconds between questions to the other regions' services; ours, because advertisements do it meanwhile
-FIRST_LOOK = 1.0  # seconds they have at the start; ours, because the region must not wait for a cut link
+REFRESH_PEERS = 5.0  # seconds between queries of the other regions' services; ours: advertisements do it meanwhile
+PEERS_TIMEOUT = 1.0  # seconds they have to answer; ours, because the region must not wait for a cut link
 CHECKPOINT_LOOK = 0.05  # seconds between looks whether one is due; ours, because a log grows for a second before it is
-WAITING = 5.0  # seconds between complaints that the own service does not answer; ours
+WAITING = 5.0  # seconds between log lines that the own service does not answer; ours
 FAILED = 70  # exit code of a process whose machine or disk has failed
+
+STARTED = "replica started"
+"""The log line of a replica that has its id; it names id and pid."""
 
 log = structlog.get_logger("tidings.replica")
 
 OnReady: TypeAlias = Callable[[Process], None]
-"""Told once, when a process does its part."""
+"""Called once, when a process is ready."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,35 +67,37 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     slot: str
     root: str  # the cluster's directory on this machine
-    plan: str  # the cluster file
-    address: str = ""  # default: as the plan says
-    token: str = ""  # for what changes something
+    config: str  # the cluster file
+    address: str = ""  # default: the one in the cluster file
+    token: str = ""  # for calls that change something
     lab: bool = False  # faults may be injected
     cuts: tuple[tuple[RegionId, RegionId], ...] = ()  # links that are cut now
-    impaired: tuple[tuple[RegionId, RegionId, dict[str, Any]], ...] = ()  # and those that are worse than planned
-    founding: bool = False  # memory: nothing is left of the region, this is its beginning
+    impaired: tuple[
+        tuple[RegionId, RegionId, dict[str, Any]], ...
+    ] = ()  # links that are worse than the cluster file says
+    bootstrapping: bool = False  # memory: one of the initial replicas of a region that begins empty
     journal: str = ""  # directory for journals; none: no journal
-    attached: bool = False  # end when stdin ends: whoever started it is gone
+    attached: bool = False  # stop when stdin ends: the program that started the cluster is gone
     console: bool = False  # log to stderr instead of a file
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """What a replica is made from besides its disk: the params of its journal."""
+    """What a replica is made of besides its disk: the parameters in its journal."""
 
     node: NodeId
     region: RegionId
     service: NodeId
-    peers: dict[RegionId, Membership]
-    settings: ProxySettings
+    peers: dict[RegionId, ChainConfig]
+    settings: ReplicaSettings
     seed: str
 
-    def make(self, entries: Sequence[DiskEntry]) -> Proxy:
+    def make(self, entries: Sequence[DiskEntry]) -> Replica:
         """The machine."""
         rng = random.Random(self.seed)
-        return Proxy(self.node, self.region, self.service, (), self.peers, self.settings, entries, rng)
+        return Replica(self.node, self.region, self.service, (), self.peers, self.settings, entries, rng)
 
 
-def remake(start: Start, entries: list[Any]) -> Proxy:
+def remake(start: Start, entries: list[Any]) -> Replica:
     """The machine of a journal, for `tidings.net.journal.replay`."""
     return msgspec.msgpack.decode(start.params, type=Recipe).make(entries)
 
@@ -118,12 +122,12 @@ def warm() -> None:
 
 def main(spec: Spec, on_ready: OnReady | None = None) -> int:
     """Run a replica until it is told to stop; the exit code."""
-    files = Layout(spec.root).make()
+    files = ClusterPaths(spec.root).make()
     logs.configure(None if spec.console else files.log(spec.slot), node=spec.slot)
     sys.setswitchinterval(SWITCH)
     keep_memory()
     try:
-        return run(Replica(spec, files, on_ready).run())
+        return run(ReplicaProcess(spec, files, on_ready).run())
     except MachineFailed:
         return FAILED  # the host has logged it
     except Exception as error:
@@ -137,20 +141,20 @@ def _is_known(error: Exception) -> bool:
     return isinstance(error, TidingsError | OSError)
 
 
-class Replica:
+class ReplicaProcess:
     """One process."""
 
-    def __init__(self, spec: Spec, files: Layout, on_ready: OnReady | None = None) -> None:
+    def __init__(self, spec: Spec, files: ClusterPaths, on_ready: OnReady | None = None) -> None:
         self.spec = spec
         self.on_ready = on_ready
         self.files = files
-        self.plan: Plan = plans.load(spec.plan)
+        self.config: ClusterConfig = cluster_config.load(spec.config)
         self.region = region_of(spec.slot)
-        self.service = self.plan.region(self.region).service
-        self.address = spec.address or self.plan.slots().get(spec.slot, "")
+        self.service = self.config.region(self.region).service
+        self.address = spec.address or self.config.slots().get(spec.slot, "")
         if not self.address:
-            raise BadInput(f"{spec.slot} is not in {spec.plan}, so it needs --listen HOST:PORT")
-        self.wan: Wan | None = self.plan.shape(always=spec.lab)
+            raise BadInput(f"{spec.slot} is not in {spec.config}, so it needs --listen HOST:PORT")
+        self.wan: Wan | None = self.config.shape(always=spec.lab)
         for a, b in spec.cuts:
             assert self.wan is not None
             self.wan.cut(a, b)
@@ -160,27 +164,27 @@ class Replica:
         self.stopping = asyncio.Event()
 
     async def run(self) -> int:
-        """From the disk to the end."""
-        self._listen_for_the_end()
+        """Open the store, run the replica until it is to stop; the exit code."""
+        self._handle_stop_signals()
         lock = self.files.lock(self.spec.slot)
-        asker = Asker(f"{self.spec.slot}?", cluster=self.plan.cluster.name, region=self.region, role="node")
+        rpc = RpcClient(f"{self.spec.slot}?", cluster=self.config.cluster.name, region=self.region, role="node")
         try:
-            async with asker:
+            async with rpc:
                 stopped = asyncio.ensure_future(self.stopping.wait())
-                made = asyncio.ensure_future(self._make(asker))
+                made = asyncio.ensure_future(self._make(rpc))
                 await asyncio.wait([stopped, made], return_when=asyncio.FIRST_COMPLETED)
                 stopped.cancel()
                 if not made.done():
                     made.cancel()
                     return 0
                 host, store = made.result()
-                await self._serve(asker, host, store)
+                await self._serve(rpc, host, store)
         finally:
             self.files.run_file(self.spec.slot).unlink(missing_ok=True)
             os.close(lock)
         return 0
 
-    def _listen_for_the_end(self) -> None:
+    def _handle_stop_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
@@ -192,42 +196,42 @@ class Replica:
             asyncio.get_running_loop().remove_reader(0)
             self.stopping.set()
 
-    # --- coming to life -----------------------------------------------------------------------------------
+    # --- start -------------------------------------------------------------------------------------------------------
 
-    async def _make(self, asker: Asker) -> tuple[Host, Store]:
-        looking = asyncio.ensure_future(self._peers(asker))
-        place = Place(self.spec.slot, self.address, self.files.data(self.spec.slot), durable=self.plan.durable)
-        node, store = await place.take(lambda: self._own_membership(asker), founding=self.spec.founding)
+    async def _make(self, rpc: RpcClient) -> tuple[Host, Store]:
+        peers = asyncio.ensure_future(self._peers(rpc))
+        slot = ReplicaSlot(self.spec.slot, self.address, self.files.data(self.spec.slot), durable=self.config.durable)
+        node, store = await slot.take(lambda: self._own_membership(rpc), bootstrapping=self.spec.bootstrapping)
         try:
             recipe = Recipe(
                 node,
                 self.region,
                 self.service,
-                await looking,
-                self.plan.protocol.proxy(durable=self.plan.durable),
+                await peers,
+                self.config.replica_settings(),
                 os.urandom(16).hex(),
             )
-            machine = recipe.make([entry for entry in store.entries if not isinstance(entry, Membership)])
+            machine = recipe.make([entry for entry in store.entries if not isinstance(entry, ChainConfig)])
             host = Host(
                 node,
                 machine,
                 ADDRESSES,
                 store,
                 region=self.region,
-                cluster=self.plan.cluster.name,
+                cluster=self.config.cluster.name,
                 journal=self._journal(node, recipe),
                 wan=self.wan,
-                settings=HostSettings(poll=self.plan.cluster.poll),
+                settings=HostSettings(poll=self.config.cluster.poll),
             )
             await host.listen(*parse_address(self.address))
         except BaseException:
             store.close()
             raise
-        log.info("replica", id=node, entries=len(store.entries), committed=machine.log.committed)
+        log.info(STARTED, id=node, pid=os.getpid(), entries=len(store.entries), committed=machine.log.committed)
         host.start()
         store.entries = []  # the machine has them
         gc.collect()
-        gc.freeze()  # what is here now stays: the collector need not look at it again, which takes milliseconds
+        gc.freeze()  # these objects stay: the collector skips them from now on, which saves milliseconds
         return host, store
 
     def _journal(self, node: NodeId, recipe: Recipe) -> Journal | None:
@@ -240,27 +244,27 @@ class Replica:
             number += 1
         return Journal(path, msgspec.msgpack.encode(recipe))
 
-    async def _own_membership(self, asker: Asker) -> Membership:
-        """Wait for the own configuration service, and say so while it takes long."""
+    async def _own_membership(self, rpc: RpcClient) -> ChainConfig:
+        """The own chain, from its configuration service; logs while it does not answer."""
         while True:
             try:
-                return await asker.membership(self.service, WAITING)
+                return await rpc.membership(self.service, WAITING)
             except NoAnswer as error:
                 log.warning("waiting for the configuration service", service=self.service, error=str(error))
 
-    async def _peers(self, asker: Asker) -> dict[RegionId, Membership]:
-        """Who forms the other chains: as their services say, else as far as it was known, else as founded."""
-        others = [region for region in self.plan.regions if region.name != self.region]
-        known = layout.read(self._peers_file, dict[RegionId, Membership]) or {}
+    async def _peers(self, rpc: RpcClient) -> dict[RegionId, ChainConfig]:
+        """The other regions' chains: from their services, else as last known, else the initial ones."""
+        others = [region for region in self.config.regions if region.name != self.region]
+        known = paths.read(self._peers_file, dict[RegionId, ChainConfig]) or {}
         found = await asyncio.gather(
-            *[asker.membership(region.service, FIRST_LOOK) for region in others], return_exceptions=True
+            *[rpc.membership(region.service, PEERS_TIMEOUT) for region in others], return_exceptions=True
         )
-        peers: dict[RegionId, Membership] = {}
+        peers: dict[RegionId, ChainConfig] = {}
         for region, answer in zip(others, found, strict=True):
-            if isinstance(answer, Membership):
+            if isinstance(answer, ChainConfig):
                 peers[region.name] = answer
             elif isinstance(answer, NoAnswer):
-                peers[region.name] = known.get(region.name) or region.founders(0)
+                peers[region.name] = known.get(region.name) or region.initial_chain(0)
             else:
                 raise answer
         return peers
@@ -271,20 +275,20 @@ class Replica:
 
     # --- serving --------------------------------------------------------------------------------------------
 
-    async def _serve(self, asker: Asker, host: Host, store: Store) -> None:
+    async def _serve(self, rpc: RpcClient, host: Host, store: Store) -> None:
         proxy = host.machine
-        assert isinstance(proxy, Proxy)
+        assert isinstance(proxy, Replica)
         token = self.spec.token if self.spec.lab else ""
-        http = HttpServer(Admin(host, proxy, store, self.wan, token).application)
+        http = HttpServer(ReplicaHttp(host, proxy, store, self.wan, token).application)
         http.start()
         pid = os.getpid()
-        me = Process(pid=pid, started=started_at(pid), id=host.node, admin=http.port, token=self.spec.token)
-        layout.write(self.files.run_file(self.spec.slot), me)
+        me = Process(pid=pid, started=started_at(pid), id=host.node, http_port=http.port, token=self.spec.token)
+        paths.write(self.files.run_file(self.spec.slot), me)
         if self.on_ready is not None:
             self.on_ready(me)
         tasks: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(self._checkpoint(proxy, store)),
-            asyncio.ensure_future(self._acquaint(asker, host, proxy)),
+            asyncio.ensure_future(self._refresh_peers(rpc, host, proxy)),
         ]
         stopped: asyncio.Future[Any] = asyncio.ensure_future(self.stopping.wait())
         try:
@@ -300,34 +304,34 @@ class Replica:
             await asyncio.to_thread(store.close)
             log.info("stopped", committed=proxy.log.committed)
 
-    async def _checkpoint(self, proxy: Proxy, store: Store) -> None:
-        """Let the log be cut off behind checkpoints, a slice per turn."""
+    async def _checkpoint(self, proxy: Replica, store: Store) -> None:
+        """Write checkpoints so that the log can be truncated, a slice per turn."""
         checkpointer = Checkpointer(store)
         while store.durable:
             while checkpointer.due():
                 checkpointer.step(proxy.log)
                 await asyncio.sleep(0)
             await asyncio.sleep(CHECKPOINT_LOOK)
-        await asyncio.Event().wait()  # in memory there is nothing to do, for ever
+        await asyncio.Event().wait()  # in memory there is nothing to do
 
-    async def _acquaint(self, asker: Asker, host: Host, proxy: Proxy) -> None:
-        """Tell the machine what the other regions' services know and it does not; remember it for the next start."""
-        others = [region for region in self.plan.regions if region.name != self.region]
-        written: dict[RegionId, Membership] = {}
+    async def _refresh_peers(self, rpc: RpcClient, host: Host, proxy: Replica) -> None:
+        """Tell the machine of newer chains of other regions; write them down for the next start."""
+        others = [region for region in self.config.regions if region.name != self.region]
+        written: dict[RegionId, ChainConfig] = {}
         refused = False
         while True:
             peers = dict(proxy.inter_region.peers)
             if peers != written:
                 try:
-                    await asyncio.to_thread(layout.write, self._peers_file, peers)
+                    await asyncio.to_thread(paths.write, self._peers_file, peers)
                     written, refused = peers, False
-                except OSError as error:  # it only shortens the next start: no reason to end, nor to say so each round
+                except OSError as error:  # it only shortens the next start: log it once and go on
                     if not refused:
-                        log.warning("who forms the other chains cannot be written down", error=str(error))
+                        log.warning("cannot write down the chains of the other regions", error=str(error))
                     refused = True
-            await asyncio.sleep(ACQUAINT)
+            await asyncio.sleep(REFRESH_PEERS)
             for region in others:
                 with contextlib.suppress(NoAnswer):
-                    current = await asker.membership(region.service, FIRST_LOOK)
+                    current = await rpc.membership(region.service, PEERS_TIMEOUT)
                     if current.epoch > proxy.inter_region.peers[region.name].epoch:
                         host.tell(region.service, Advertise(current, {}))

@@ -1,4 +1,4 @@
-"""Replicas that were added to those of the plan while the cluster ran, and those that were removed."""
+"""Replicas that were added to those of the cluster file while the cluster ran, and those that were removed."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class Roster(msgspec.Struct):
     removed: list[str] = msgspec.field(default_factory=list)  # slots; they are not used again
 
     def apply(self, slots: Mapping[str, str]) -> dict[str, str]:
-        """The plan's slots, with those added and without those removed."""
+        """The slots of the cluster file, with those added and without those removed."""
         return {slot: at for slot, at in {**slots, **self.added}.items() if slot not in self.removed}

@@ -1,7 +1,7 @@
-"""How a cluster stands, put together from what its replicas say: `tidings status`, and the supervisor's answer.
+"""The state of a cluster, from the answers of its replicas: `tidings status`, and the supervisor's answer.
 
-Replicas are asked at the addresses that the plan, the roster and each other's memberships name; who does not answer is
-not alive. Of several memberships of a region the newest counts.
+Replicas are asked at the addresses in the cluster file and the roster. A replica that does not answer counts as not
+alive. If replicas name different chains of a region, the newest counts.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any
 
 from tidings.core.ids import NodeId, RegionId, is_internal
 from tidings.net.names import make_id, name_of, parse_address, seed_of, slot_of
-from tidings.protocols.catalog import Description, StreamDef, age
-from tidings.protocols.membership import Membership
-from tidings.server.asking import Asker, NoAnswer
-from tidings.server.plan import Plan
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.services.catalog import Description, StreamDef, age
+from tidings.server.cluster_config import ClusterConfig
+from tidings.server.rpc import NoAnswer, RpcClient
 
 ANSWER = 1.0  # seconds a replica has; ours, because people wait for it
 
 
-async def describe_all(asker: Asker, slots: Mapping[str, str], timeout: float = ANSWER) -> dict[str, Description]:
+async def describe_all(rpc: RpcClient, slots: Mapping[str, str], timeout: float = ANSWER) -> dict[str, Description]:
     """What each replica that answers says."""
 
     async def one(slot: str, address: str) -> tuple[str, Description | None]:
         try:
-            return slot, await asker.describe(seed_of(address), timeout)
+            return slot, await rpc.describe(seed_of(address), timeout)
         except NoAnswer:
             return slot, None
 
@@ -33,9 +33,9 @@ async def describe_all(asker: Asker, slots: Mapping[str, str], timeout: float = 
     return {slot: description for slot, description in found if description is not None}
 
 
-def memberships_in(plan: Plan, descriptions: Mapping[str, Description]) -> dict[RegionId, Membership]:
-    """The newest membership of each region that anybody knows."""
-    newest = {region.name: region.founders(0) for region in plan.regions}
+def memberships_in(config: ClusterConfig, descriptions: Mapping[str, Description]) -> dict[RegionId, ChainConfig]:
+    """The newest chain of each region that any replica knows."""
+    newest = {region.name: region.initial_chain(0) for region in config.regions}
     for description in descriptions.values():
         for membership in description.memberships:
             known = newest.get(membership.region)
@@ -45,12 +45,12 @@ def memberships_in(plan: Plan, descriptions: Mapping[str, Description]) -> dict[
 
 
 def summarize(
-    plan: Plan, slots: Mapping[str, str], descriptions: Mapping[str, Description], pids: Mapping[str, int]
+    config: ClusterConfig, slots: Mapping[str, str], descriptions: Mapping[str, Description], pids: Mapping[str, int]
 ) -> dict[str, Any]:
     """The answer of `tidings status`."""
-    memberships = memberships_in(plan, descriptions)
+    memberships = memberships_in(config, descriptions)
     regions = []
-    for region in plan.regions:
+    for region in config.regions:
         own = {slot: address for slot, address in slots.items() if slot.partition("/")[0] == region.name}
         replicas = _replicas(memberships[region.name], own, descriptions, pids)
         alive = [each["address"] for each in replicas if each["alive"]]
@@ -68,9 +68,9 @@ def summarize(
 
 
 def _replicas(
-    membership: Membership, slots: Mapping[str, str], descriptions: Mapping[str, Description], pids: Mapping[str, int]
+    membership: ChainConfig, slots: Mapping[str, str], descriptions: Mapping[str, Description], pids: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """The chain in its order, then who is outside of it."""
+    """The chain in its order, then the replicas outside of it."""
     chain: list[NodeId] = [*membership.replicas, *filter(None, [membership.joining])]
     inside = {slot_of(node) for node in chain}
     outside = [make_id(slot, *parse_address(address)) for slot, address in slots.items() if slot not in inside]
@@ -89,7 +89,7 @@ def _replicas(
     return found
 
 
-def role_in(membership: Membership, node: NodeId) -> str:
+def role_in(membership: ChainConfig, node: NodeId) -> str:
     """A node's place in a chain: head, middle, tail, joining or out."""
     if node == membership.joining:
         return "joining"
@@ -99,15 +99,15 @@ def role_in(membership: Membership, node: NodeId) -> str:
 
 
 def _leases(voice: Description | None, stream: str) -> list[dict[str, Any]]:
-    """Who keeps rows of a stream as of which number, at what cost, as a replica of the owner knows it."""
+    """The leases on a stream, and the bytes that each keeps, as a replica of the owner knows them."""
     leases = [lease for lease in voice.leases if lease.stream == stream] if voice else []
     return [{"name": lease.name, "asof": lease.asof, "held_bytes": lease.held} for lease in leases]
 
 
 def _streams(
-    memberships: Mapping[RegionId, Membership], descriptions: Mapping[str, Description]
+    memberships: Mapping[RegionId, ChainConfig], descriptions: Mapping[str, Description]
 ) -> list[dict[str, Any]]:
-    """Each stream, with the horizon of each region's tail (or whoever of it has answered), as the owner counts it."""
+    """Each stream, with the horizon of each region's tail (or the last replica that answers), as its owner counts."""
     voices: dict[RegionId, Description] = {}
     for region, membership in memberships.items():
         for node in reversed(membership.replicas):
@@ -122,11 +122,12 @@ def _streams(
     found = []
     for name, claimed in sorted(claims.items()):
         stream = min(claimed.values(), key=age)
-        states = {region: voice.states[name] for region, voice in voices.items() if name in voice.states}
+        states = {region: voice.states[stream.id] for region, voice in voices.items() if stream.id in voice.states}
         owner = states.get(stream.region) or next(iter(states.values()), None)
         found.append(
             {
                 "name": name,
+                "id": stream.id,
                 "region": stream.region,
                 "gc": stream.gc,
                 "attrs": stream.attrs,
@@ -134,7 +135,7 @@ def _streams(
                 "live": owner.live if owner else 0,
                 "collected": owner.collected if owner else 0,
                 "lost": owner.lost if owner else 0,
-                "leases": _leases(voices.get(stream.region), name),
+                "leases": _leases(voices.get(stream.region), stream.id),
                 "conflict": sorted(set(claimed) - {stream.region}),
             }
         )

@@ -15,21 +15,21 @@ from typing import Any, TypeAlias
 from msgspec.structs import replace
 
 from tidings.core.ids import NodeId, RegionId
-from tidings.protocols.catalog import StreamDef
-from tidings.protocols.chain import ChainSettings
-from tidings.protocols.client import Client, ClientSettings
-from tidings.protocols.configuration import Configuration, ConfigurationSettings
-from tidings.protocols.interregion import InterRegionSettings
-from tidings.protocols.membership import Membership
-from tidings.protocols.proxy import Proxy, ProxySettings
-from tidings.protocols.publishing import Publisher, PublishSettings
-from tidings.protocols.pull import PullSettings
-from tidings.protocols.sinks import SinkSettings
-from tidings.protocols.views import ViewsSettings
+from tidings.protocols.fabrics.family import FabricChoice
+from tidings.protocols.fabrics.pull_fabric import PullFabricMember
+from tidings.protocols.nodes.client import Client, ClientSettings
+from tidings.protocols.nodes.replica import Replica, ReplicaSettings
+from tidings.protocols.regions.interregion import InterRegionSettings
+from tidings.protocols.replication.chain import ChainSettings
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.configuration import Configuration, ConfigurationSettings
+from tidings.protocols.services.catalog import StreamDef
+from tidings.protocols.services.publishing import Publisher, PublishSettings
+from tidings.protocols.services.sinks import SinkSettings
 from tidings.sim import scenario as plans
 from tidings.sim.disk import DiskModel
 from tidings.sim.faults import Cast, FaultEvent, Faults, apply, schedule
-from tidings.sim.network import Path, Service
+from tidings.sim.network import ServiceTimes, SimPath
 from tidings.sim.recorder import Recorder
 from tidings.sim.scenario import Scenario
 from tidings.sim.sinks import SinkPlan, SinkWriter
@@ -64,7 +64,7 @@ class Deployment:
             for at, stream in enumerate(scenario.streams)
         ]
         self.memberships = {
-            region.name: Membership(region.name, 1, tuple(f"{region.name}/p{at}" for at in range(region.replicas)))
+            region.name: ChainConfig(region.name, 1, tuple(f"{region.name}/p{at}" for at in range(region.replicas)))
             for region in scenario.regions
         }
         self.replicas: dict[RegionId, list[NodeId]] = {region.name: [] for region in scenario.regions}
@@ -76,7 +76,7 @@ class Deployment:
         if record:
             self.world.observers.append(self.recorder)
         self.settings = replace(
-            _proxy_settings(scenario, chain or ChainSettings(), publish or PublishSettings()),
+            _replica_settings(scenario, chain or ChainSettings(), publish or PublishSettings()),
             sinks=sinking or SinkSettings(),
         )
         self.sinks: list[NodeId] = []
@@ -96,10 +96,10 @@ class Deployment:
 
     def _connect(self) -> None:
         for region in self.scenario.regions:
-            self.world.connect(region.name, region.name, Path(latency=region.latency))
+            self.world.connect(region.name, region.name, SimPath(latency=region.latency))
         shapes: dict[str, Any] = {"constant": "constant", "normal": "normal", "heavy": "pareto"}
         for link in self.scenario.links:
-            path = Path(
+            path = SimPath(
                 latency=link.latency,
                 shape=shapes[link.jitter],
                 spread=link.sd,
@@ -110,7 +110,7 @@ class Deployment:
             )
             self.world.connect(link.a, link.b, path)
 
-    def _populate(self, region: plans.Region) -> None:
+    def _populate(self, region: plans.RegionTable) -> None:
         name = region.name
         initial = self.memberships[name]
 
@@ -128,7 +128,7 @@ class Deployment:
     def _node(self, node: NodeId, region: RegionId, factory: Any, **place: Any) -> None:
         self.region_of[node] = region
         costs = self.scenario.service
-        service = Service(costs.per_message, costs.per_event, costs.per_batch, costs.per_wake)
+        service = ServiceTimes(costs.per_message, costs.per_event, costs.per_batch, costs.per_wake)
         self.world.add_node(node, region, factory, service=service, **place)
 
     def add(self, node: NodeId, region: RegionId, factory: Factory) -> None:
@@ -154,24 +154,24 @@ class Deployment:
         peers = {name: membership for name, membership in self.memberships.items() if name != region}
         plan = self.scenario.region(region)
 
-        def replica(durable: list[Any], incarnation: int, rng: random.Random) -> Proxy:
-            return Proxy(node, region, self.services[region], self.streams, peers, self.settings, durable, rng)
+        def replica(durable: list[Any], incarnation: int, rng: random.Random) -> Replica:
+            return Replica(node, region, self.services[region], self.streams, peers, self.settings, durable, rng)
 
         self._node(node, region, replica, uplink=plan.proxy_uplink, downlink=plan.proxy_downlink, disk=self._disk())
         return node
 
     def _client(self, node: NodeId, region: RegionId, rng: random.Random, publisher: Publisher | None = None) -> Client:
-        settings = ClientSettings(views=self.settings.views, pull=self.settings.pull)
+        settings = ClientSettings(fabric=self.settings.fabric)
         horizons = {stream.name: 1 for stream in self.streams}
         return Client(node, region, self.memberships[region], horizons, settings, rng, publisher)
 
-    def _add_client(self, node: NodeId, region: plans.Region, make: Any) -> None:
+    def _add_client(self, node: NodeId, region: plans.RegionTable, make: Any) -> None:
         def client(durable: list[Any], incarnation: int, rng: random.Random) -> Any:
             return make(node, region.name, rng)
 
         self._node(node, region.name, client, uplink=region.client_uplink, downlink=region.client_downlink)
 
-    def _add_writer(self, plan: plans.Publisher) -> None:
+    def _add_writer(self, plan: plans.PublisherTable) -> None:
         node = f"{plan.region}/w{len(self.writers)}"
         stream = self.scenario.stream(plan.stream)
         self.writers.append(node)
@@ -215,13 +215,12 @@ class Deployment:
             people = [node for node in self.members() if self.region_of[node] == region]
             members = [*people, replicas[-1]]
             for node in members:
-                views = self.proxy(node).views if node == replicas[-1] else self.client(node).views
-                others = [each for each in members if each != node]
-                views.bootstrap(rng.sample(others, min(len(others), self.scenario.protocol.view)))
+                end = self.proxy(node).fabric if node == replicas[-1] else self.client(node).fabric
+                end.introduce([each for each in members if each != node], rng)
 
     # --- looking in -------------------------------------------------------------------------------------
 
-    def membership(self, region: RegionId) -> Membership:
+    def membership(self, region: RegionId) -> ChainConfig:
         """The configuration in force."""
         machine = self.world.hosts[self.services[region]].machine
         assert isinstance(machine, Configuration)
@@ -246,11 +245,17 @@ class Deployment:
         assert isinstance(machine, Client)
         return machine
 
-    def proxy(self, node: NodeId) -> Proxy:
+    def proxy(self, node: NodeId) -> Replica:
         """The proxy machine of a replica."""
         machine = self.world.hosts[node].machine
-        assert isinstance(machine, Proxy)
+        assert isinstance(machine, Replica)
         return machine
+
+    def pull_member(self, node: NodeId) -> PullFabricMember:
+        """A client's end of the fabric, which must be `pull`."""
+        member = self.client(node).fabric
+        assert isinstance(member, PullFabricMember)
+        return member
 
     # --- scripted faults ----------------------------------------------------------------------------------
 
@@ -291,24 +296,11 @@ class Deployment:
                 world.at(world.now + seconds, calm)
 
 
-def _proxy_settings(scenario: Scenario, chain: ChainSettings, publish: PublishSettings) -> ProxySettings:
-    """The scenario's [protocol] table as the machines' settings."""
-    plan = scenario.protocol
-    rate = max((sum(p.rate for p in scenario.publishers if p.stream == s.name) for s in scenario.streams), default=0)
-    recv = plan.recv_rows or max(1024, int(rate * plan.recv_seconds))
-    return ProxySettings(
-        chain=chain,
-        inter_region=InterRegionSettings(period=plan.advertise_period, c=plan.c),
-        publish=publish,
-        views=ViewsSettings(size=plan.view, period=plan.gossip, rule=plan.merge),
-        pull=PullSettings(
-            fanout=plan.fanout,
-            shuffle=plan.shuffle,
-            proxy_fanout=plan.proxy_fanout,
-            proxy_shuffle=plan.proxy_shuffle,
-            fallback=plan.fallback,
-            probe=plan.probe,
-            recv_rows=recv,
-            held_rows=recv,
-        ),
-    )
+def _replica_settings(scenario: Scenario, chain: ChainSettings, publish: PublishSettings) -> ReplicaSettings:
+    """The scenario's tables as the machines' settings."""
+    plan, chosen = scenario.protocol, scenario.fabric
+    rates = [sum(p.rate for p in scenario.publishers if p.stream == s.name) for s in scenario.streams]
+    rows = int(max(rates, default=0) * plan.recv_seconds)
+    fabric = FabricChoice(chosen.kind, dict(chosen.family.fit(chosen.options, rows)))
+    inter_region = InterRegionSettings(period=plan.advertise_period, c=plan.c)
+    return ReplicaSettings(chain=chain, inter_region=inter_region, publish=publish, fabric=fabric)

@@ -1,13 +1,12 @@
-"""Stable storage of one node: an append-only log with group commit.
+"""Stable storage of one simulated node: an append-only log with group commit.
 
-A write goes into a buffer. A sync begins as soon as the one before has ended, covers everything written up to and
-including that instant, and takes a drawn time; then those records are durable and the node hears `Persisted` with the
+A write goes into a buffer. A sync begins as soon as the previous one has ended, covers everything written up to and
+including that instant, and takes a drawn time. Then those records are durable and the node hears `Persisted` with the
 last token covered, once per sync. There is no timer: the slower the disk, the larger the groups.
 
-A crash loses what no finished sync covered; with ``torn`` a prefix of it, drawn from the disk's own generator,
-survives all the same, as a write that reached the platter before its acknowledgement does. A full disk begins no sync
-until there is room; nothing is refused or dropped, writers just do not hear back. A slow disk multiplies the time of
-each sync.
+A crash loses what no finished sync covered. With ``torn`` a prefix of it, drawn by the disk's own generator, survives,
+as a write that reached the platter before its acknowledgement does. A full disk begins no sync until there is room;
+nothing is refused or dropped, and writers get no answer. A slow disk multiplies the time of each sync.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class DiskModel(msgspec.Struct, frozen=True, kw_only=True):
     torn: bool = False  # a prefix of what was not synced may survive a crash
 
 
-class Disk:
+class SimDisk:
     """A log on a disk; the ends of its syncs come back to it through the queue."""
 
     __slots__ = (

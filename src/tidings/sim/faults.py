@@ -1,17 +1,16 @@
-"""Everything that may go wrong, as one struct of options, and a timetable drawn from it.
+"""Every fault of a simulation, as one struct of options, and a timetable drawn from it.
 
-`Faults` says how strong each kind is; `Faults.swarm` draws a mixture in which each kind is off with even odds, because
+`Faults` says how strong each kind is. `Faults.swarm` draws a mixture in which each kind is off with even odds, because
 a run with a few kinds at a time reaches states that all kinds together never do. `schedule` turns it into timed events,
-every one of which is over when the phase is: what follows is the healed phase in which the world must converge.
-`apply` writes the timetable into a world. Everything is drawn from the given generator in a fixed order, over sorted
-names.
+all of which end with the phase; then comes the healed phase, in which the world must converge. `apply` writes the
+timetable into a world. Everything is drawn from the given generator in a fixed order, over sorted names.
 
-The envelope: what is drawn stays within what the protocol promises to survive. A crash keeps what the disk has synced,
-so all replicas of a region may be down at once and come back (region_stop). One node is never hit by two outages at the
-same time (crash, restart, pause, region_stop, config_outage, disk_loss), one path by two changes of the same kind.
-Clients may leave for good; replicas and configuration services always return. A disk is lost only if asked for:
-``disk_loss`` is never drawn by `swarm`, and one replica of each region, the keeper, is spared; it is up to whoever asks
-to choose a rate at which the chain has healed, with the keeper in it, before the next loss.
+The faults stay within what the protocol promises to survive. A crash keeps what the disk has synced, so all replicas of
+a region may be down at once and come back (region_stop). One node is never hit by two outages at the same time (crash,
+restart, pause, region_stop, config_outage, disk_loss), one path never by two changes of the same kind. Clients may
+leave for good; replicas and configuration services always return. `swarm` never draws ``disk_loss``; a caller asks for
+it. One replica of each region is then spared. The caller chooses a rate at which the chain, with the spared replica in
+it, has healed before the next loss.
 """
 
 from __future__ import annotations
@@ -211,8 +210,8 @@ def _outages(draft: _Draft) -> None:
     faults, rng, cast = draft.faults, draft.rng, draft.cast
     replicas = sorted(node for group in cast.replicas.values() for node in group)
     config = sorted(node for group in cast.config.values() for node in group)
-    keepers = {rng.choice(sorted(cast.replicas[region])) for region in sorted(cast.replicas) if cast.replicas[region]}
-    losable = [node for node in replicas if node not in keepers]
+    spared = {rng.choice(sorted(cast.replicas[region])) for region in sorted(cast.replicas) if cast.replicas[region]}
+    losable = [node for node in replicas if node not in spared]
     homes = [region for region in cast.regions if cast.servers(region)]
     for at in draft.times(faults.region_stop if homes else 0.0):
         servers = cast.servers(rng.choice(homes))

@@ -1,17 +1,17 @@
-"""What lies between two nodes: an uplink, a path between two regions, a downlink, a processor.
+"""The network between two simulated nodes: an uplink, a path between two regions, a downlink, a processor.
 
-A message leaves when the sender's uplink has sent what was handed to it before (depart = max(now, free) + size / rate),
-crosses the path in a drawn latency, waits for the receiver's downlink and then for its processor, both first come first
-served, computed when it arrives. A path may lose, double or delay a share of the messages, be limited in bandwidth, be
-cut, or be closed to some pairs of nodes.
+A message leaves when the sender's uplink has sent the earlier ones (depart = max(now, free) + size / rate), crosses the
+path in a drawn latency, and waits for the receiver's downlink and then for its processor. Both are first come, first
+served, and are computed when the message arrives. A path may lose, double or delay a share of the messages, be limited
+in bandwidth, be cut, or be closed to some pairs of nodes.
 
-Order: messages between the same two nodes arrive in the order they were sent, whatever the latency draws, except those
-that the reordering or duplication fault picked. While the latency of a path is random, or was changed and older
-messages are still on the way, the last arrival per pair is the floor of the next; otherwise constant latency does it
-alone, and such a plain path is nothing but one number in ``delays``: all that the world's inner loop looks at.
+Order: messages between the same two nodes arrive in the order in which they were sent, whatever the latency draws,
+except those that the reordering or duplication fault picked. While the latency of a path is random, or was changed with
+older messages still in flight, the last arrival per pair is the floor of the next. Otherwise constant latency is
+enough, and such a plain path is one number in ``delays``: all that the world's inner loop looks at.
 
-Cutting a path or closing it to a pair destroys what is on the way there, as a cut fibre does (``lose_in_flight``); what
-has reached the receiver's downlink is safe. A node that crashes takes back nothing it has sent.
+Cutting a path, or closing it to a pair, destroys the messages in flight there (``lose_in_flight``). Messages that have
+reached the receiver's downlink arrive. A crash of the sender does not affect messages that it has sent.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TRACKED_PAIRS = 65_536
 Shape: TypeAlias = Literal["constant", "normal", "lognormal", "pareto"]
 
 
-class Path(msgspec.Struct, frozen=True, kw_only=True):
+class SimPath(msgspec.Struct, frozen=True, kw_only=True):
     """How messages fare from one region to another, or inside one."""
 
     latency: float  # seconds one way; the mean (normal) or the least (lognormal, pareto)
@@ -60,7 +60,7 @@ class Path(msgspec.Struct, frozen=True, kw_only=True):
         return self.shape == "constant" and not (self.bandwidth or self.loss or self.duplication or self.reordering)
 
 
-class Service(msgspec.Struct, frozen=True):
+class ServiceTimes(msgspec.Struct, frozen=True):
     """What a message costs a node's processor, in seconds. Timers and commands cost nothing and do not wait."""
 
     per_message: float = 0.0
@@ -70,9 +70,9 @@ class Service(msgspec.Struct, frozen=True):
 
 
 class Processors:
-    """Processors that several nodes share, as the processes of one machine do: whoever is busy gets an equal share.
+    """Processors that several nodes share, as the processes of one machine do: the busy ones get equal shares.
 
-    ``others`` is how many of them somebody else keeps busy.
+    ``others`` is how many of them other load keeps busy.
     """
 
     def __init__(self, count: int, others: float = 0.0) -> None:
@@ -117,9 +117,9 @@ class Port:
     )
 
     def __init__(
-        self, name: NodeId, region: int, uplink: float | None, downlink: float | None, service: Service | None
+        self, name: NodeId, region: int, uplink: float | None, downlink: float | None, service: ServiceTimes | None
     ) -> None:
-        service = service or Service()
+        service = service or ServiceTimes()
         self.name = name
         self.region = region
         self.up = _seconds_per_byte(uplink)
@@ -129,7 +129,7 @@ class Port:
         self.per_batch = service.per_batch
         self.per_wake = service.per_wake
         self.processors: Processors | None = None
-        self.inbound = bool(self.down or service != Service())
+        self.inbound = bool(self.down or service != ServiceTimes())
         # messages of fewer bytes pass an idle port at once; one byte short of the limit, so that rounding cannot matter
         room = CUT_THROUGH - self.per_message
         self.quick = 0 if room <= 0 else int(room / self.down) - 1 if self.down else 1 << 62
@@ -173,12 +173,12 @@ class Port:
         return now if idle and transmission + service < CUT_THROUGH else busy
 
 
-class Link:
+class SimLink:
     """The state of the path from one region to another."""
 
     __slots__ = ("base", "blocked", "changes", "cut", "free", "last", "path", "quiet_at")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: SimPath) -> None:
         self.base = path
         self.changes: dict[str, Any] = {}  # faults laid over the base
         self.path = path
@@ -199,8 +199,8 @@ class Network:
         ports: Mapping[NodeId, Port],
         faults: Counter[str],
         *,
-        inside: Path,
-        between: Path,
+        inside: SimPath,
+        between: SimPath,
         void: object,
         lose_in_flight: bool = True,
     ) -> None:
@@ -214,7 +214,7 @@ class Network:
         self.lose_in_flight = lose_in_flight
         self.dropped: Counter[str] = Counter()  # messages that vanished for another reason than the loss of a path
         self.regions: dict[RegionId, int] = {}
-        self.links: list[list[Link]] = []
+        self.links: list[list[SimLink]] = []
         self.delays: list[list[float | None]] = []
         self.blocks: dict[int, tuple[frozenset[NodeId], frozenset[NodeId]]] = {}  # who cannot reach whom
         self.block_number = 0
@@ -226,14 +226,14 @@ class Network:
         if name not in self.regions:
             new = self.regions[name] = len(self.regions)
             for row, delays in zip(self.links, self.delays, strict=True):
-                row.append(Link(self.between))
+                row.append(SimLink(self.between))
                 delays.append(None)
-            self.links.append([Link(self.inside if at == new else self.between) for at in range(new + 1)])
+            self.links.append([SimLink(self.inside if at == new else self.between) for at in range(new + 1)])
             self.delays.append([None] * (new + 1))
             self._refresh_all(0.0)
         return self.regions[name]
 
-    def connect(self, now: float, a: RegionId, b: RegionId, path: Path, *, one_way: bool = False) -> None:
+    def connect(self, now: float, a: RegionId, b: RegionId, path: SimPath, *, one_way: bool = False) -> None:
         """Set the path from a to b (and back)."""
         for i, j in self._ways(a, b, one_way):
             self.links[i][j].base = path
@@ -376,7 +376,7 @@ class Network:
             self._refresh(src.region, dst.region, now)
         self.queue.push(arrive, dst, received, tag)
 
-    def _latency(self, path: Path) -> float:
+    def _latency(self, path: SimPath) -> float:
         latency = path.latency
         if path.shape == "normal":
             latency += self.rng.gauss(0.0, path.spread)
@@ -386,7 +386,7 @@ class Network:
             latency += min(path.spread * (self.rng.paretovariate(PARETO_SHAPE) - 1.0), LONGEST)
         return max(latency, path.floor)
 
-    def _in_order(self, link: Link, now: float, pair: tuple[NodeId, NodeId], arrive: float) -> float:
+    def _in_order(self, link: SimLink, now: float, pair: tuple[NodeId, NodeId], arrive: float) -> float:
         """Not before the last arrival of the pair."""
         arrive = max(arrive, link.last.get(pair, 0.0))
         if len(link.last) >= TRACKED_PAIRS:

@@ -1,14 +1,14 @@
-"""What is yet to happen, in exact order of time: a wheel of buckets.
+"""Future events in exact order of time: a wheel of buckets.
 
-Future entries lie unsorted in buckets of a fixed width; a bucket is sorted once, when its time comes, and then walked
-through from front to back. What is added to the open bucket meanwhile is inserted behind the place that has been
-reached. Sorting is stable and insertion goes to the right of equals, so entries of the same time leave in the order in
-which they came: exactly the order of a heap of (time, counter, ...), without the counter and without a comparison per
-entry and level. Adding costs one dictionary look-up; only a new bucket costs a heap operation.
+Future entries lie unsorted in buckets of a fixed width. A bucket is sorted once, when its time comes, and then walked
+through from front to back. Entries that are added to the open bucket meanwhile are inserted behind the current place.
+Sorting is stable and insertion goes to the right of equals, so entries of the same time leave in the order in which
+they came: exactly the order of a heap of (time, counter, ...), without the counter and without a comparison per entry
+and level. Adding costs one dictionary look-up; only a new bucket costs a heap operation.
 
 The width is a power of two, so that the bucket of a time and the edges of a bucket are exact in binary floating point.
 Guarantee: `open` yields every entry before ``until`` once, ordered by (time, order of push), however the run is sliced,
-as long as nobody pushes an entry earlier than the one being handled.
+as long as no entry is pushed that is earlier than the one being handled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Writes down what happened, as the trace tables that check/ judges.
+"""Records a simulated run as the trace tables that check/ judges.
 
 The recorder listens to the world and keeps two independent accounts: what publishers sent and were told, and what
-chains committed; `trace` joins them by (publisher, session, number). Receipts are what clients delivered; the log
-is what reached the replicas' disks and what they committed. Nothing here influences the run.
+chains committed. `trace` joins them by (publisher, session, number). Receipts are what clients delivered. The log is
+what reached the replicas' disks and what they committed. Nothing here influences the run.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidings.check.tables import ALIVE, DELIVERED, GAUGE, LOG, LOST, PUBLISHED, LogEvent, Trace, table
-from tidings.core.ids import NodeId, RegionId, StreamId
+from tidings.core.ids import NodeId, RegionId, StreamId, StreamName, stream_name
 from tidings.core.rows import ArrowRows, CountedRows, Origin, Rows
 from tidings.core.span import Span
-from tidings.protocols.catalog import StreamDef
-from tidings.protocols.chain import Committed
-from tidings.protocols.client import ReadDone
+from tidings.protocols.brokers.subscriber import Fed
 from tidings.protocols.kernel import Effects, Persist, Send
-from tidings.protocols.log import CutBack, Installed, Logged, Record
-from tidings.protocols.proxy import OWNER
-from tidings.protocols.publishing import PUBLISHERS, Acked, Publish
-from tidings.protocols.sinks import BatchCommitted, CommitBatch, SinkAnswered, StageRows
-from tidings.protocols.subscriptions import Fed
+from tidings.protocols.nodes.client import ReadDone
+from tidings.protocols.replication.chain import Committed
+from tidings.protocols.replication.log import CutBack, Installed, Logged, Record
+from tidings.protocols.services.catalog import StreamDef
+from tidings.protocols.services.publishing import OWNER, PUBLISHERS, Acked, Publish
+from tidings.protocols.services.sink_client import SinkAnswered
+from tidings.protocols.services.sinks import BatchCommitted, CommitBatch, StageRows
 from tidings.sim.world import Started
 
 EventId = tuple[StreamId, str, int, int]  # stream, publisher, session, number
 
 
-class Columns:
+class TableBuilder:
     """A table while it grows."""
 
     def __init__(self, *names: str) -> None:
@@ -46,18 +46,19 @@ class Recorder:
     """Observes one run."""
 
     def __init__(self, streams: Sequence[StreamDef], region_of: Mapping[NodeId, RegionId]) -> None:
-        self.streams = {stream.name: stream for stream in streams}
+        self.streams = {stream.id: stream for stream in streams}
+        self.expected: dict[StreamName, StreamDef] = {}  # that somebody will create
         self.region_of = region_of
         self.sent: dict[EventId, tuple[int, Any]] = {}  # count, content hash (None: counted)
         self.acked: dict[EventId, tuple[int, float]] = {}
         self.committed: dict[tuple[StreamId, int], tuple[Any, ...]] = {}
         self.arrived: dict[tuple[StreamId, int], float] = {}  # when a batch's first number was given, at its head
-        self.delivered = Columns(
+        self.delivered = TableBuilder(
             *("subscriber", "incarnation", "n", "stream", "lo", "hi", "asof", "lens", "rows", "hash_sum", "time")
         )
-        self.log = Columns("region", "replica", "epoch", "lsn", "hash", "event", "time")
-        self.gauges = Columns("node", "name", "value", "bound", "time")
-        self.unrecorded: set[StreamId] = set()  # names that are several streams', or none's
+        self.log = TableBuilder("region", "replica", "epoch", "lsn", "hash", "event", "time")
+        self.gauges = TableBuilder("node", "name", "value", "bound", "time")
+        self.unrecorded: set[StreamName] = set()  # names that are several streams', or none's
         self.lives: Counter[RegionId] = Counter()  # how often a region has begun anew, with nothing
         self.reads = 0
         self.staged: dict[tuple[int, int], Rows] = {}  # by attempt and index of the chunk
@@ -90,19 +91,20 @@ class Recorder:
             self._receipt(time, f"{node}#{item.id}", incarnation, item.span)
         elif isinstance(item, Committed):
             self._commit(time, node, item)
-        elif isinstance(item, Acked) and item.stream not in self.unrecorded:
+        elif isinstance(item, Acked) and stream_name(item.stream) not in self.unrecorded:
             event = (item.stream, item.publisher, item.session, item.first)
-            for at in range(1 if self.streams[item.stream].counted else item.hi - item.lo):
+            for at in range(1 if self._counted(item.stream) else item.hi - item.lo):
                 self.acked.setdefault((*event[:3], item.first + at), (item.lo + at, time))
         elif isinstance(item, SinkAnswered) and isinstance(item.answer, BatchCommitted):
             of, lo = item.request.of, item.answer.lo
             for at in range(item.answer.hi - lo):
                 self.acked.setdefault((of.stream, of.publisher, of.batch + 1, 1 + at), (lo + at, time))
-        elif isinstance(item, ReadDone) and isinstance(item.answer, Span):
+        elif isinstance(item, ReadDone) and item.spans is not None:
             self.reads += 1
-            read = item.read  # the answer must fit the question, whatever it says of itself
-            answer = Span(read.stream, read.lo, read.hi, read.asof, item.answer.rows)
-            self._receipt(time, f"{node}#read{self.reads}", 1, answer)
+            for span in item.spans:  # the answer must fit the question, whatever it says of itself
+                asof = max(item.read.asof, span.lo)
+                answer = Span(item.read.stream, span.lo, span.hi, asof, span.rows, lost=span.lost)
+                self._receipt(time, f"{node}#read{self.reads}", 1, answer)
 
     def on_durable(self, time: float, node: NodeId, records: Sequence[Any]) -> None:
         """What a replica's disk now holds."""
@@ -148,11 +150,11 @@ class Recorder:
             table(DELIVERED, self.delivered.dict()),
             table(LOG, self.log.dict()),
             table(GAUGE, self.gauges.dict()),
-            {stream.name: stream.gc for stream in self.streams.values()},
+            {id: stream.gc for id, stream in self.streams.items()},
         )
 
     def _published(self) -> dict[str, list[Any]]:
-        out = Columns(
+        out = TableBuilder(
             *("stream", "seq", "count", "kind", "publisher", "session", "number", "key", "before", "tick"),
             *("hash", "committed_hash", "acked_seq", "acked_at"),
         )
@@ -172,8 +174,18 @@ class Recorder:
 
     # --- parts ------------------------------------------------------------------------------------------
 
+    def _definition(self, stream: StreamId) -> StreamDef | None:
+        """A stream that is recorded, one that was created at run time from its first event on."""
+        if stream not in self.streams and stream_name(stream) in self.expected:
+            self.streams[stream] = self.expected[stream_name(stream)]
+        return self.streams.get(stream)
+
+    def _counted(self, stream: StreamId) -> bool:
+        known = self._definition(stream)
+        return known is not None and known.counted > 0
+
     def _sent(self, batch: Publish) -> None:
-        if batch.stream in self.unrecorded:
+        if stream_name(batch.stream) in self.unrecorded:
             return
         event = (batch.stream, batch.publisher, batch.session)
         if isinstance(batch.rows, ArrowRows):
@@ -193,19 +205,20 @@ class Recorder:
 
     def _written(self, time: float, node: NodeId, record: Record) -> None:
         for part in record.parts:
-            stream = self.streams.get(part.stream)
+            stream = self._definition(part.stream)
             if stream is not None and stream.region == self.region_of[node]:
                 self.arrived.setdefault((part.stream, part.lo), time)
                 if part.lost:
                     continue
                 for event, content in _owners(part.stream, part.rows, record):
-                    self.sent.setdefault(event, (1, content))
+                    if (part.stream, event[3]) not in self.committed:
+                        self.sent[event] = (1, content)
 
     def _commit(self, time: float, node: NodeId, item: Committed) -> None:
         record = item.record
         self._logged(time, node, record.epoch, record.lsn, self._hash(record), LogEvent.COMMITTED)
         for part in record.parts:
-            stream = self.streams.get(part.stream)
+            stream = self._definition(part.stream)
             if stream is None or stream.region != self.region_of[node]:
                 continue
             if part.lost and self.lives[stream.region]:
@@ -243,7 +256,7 @@ class Recorder:
         self.committed[stream, rows.first] = (rows.count, kind, source, None, before, None, None)
 
     def _receipt(self, time: float, node: NodeId, incarnation: int, span: Span) -> None:
-        if span.stream in self.unrecorded:
+        if stream_name(span.stream) in self.unrecorded:
             return
         counted = isinstance(span.rows, CountedRows)
         self.delivered.rows.append(
@@ -274,9 +287,10 @@ def _source(rows: CountedRows, record: Record) -> tuple[str, int, int]:
 
 
 def _owners(stream: StreamId, rows: Rows, record: Record) -> list[tuple[EventId, Any]]:
-    """Events that the owner itself publishes: their first writing is their sending.
+    """Events that the owner itself publishes: until they are committed, their last writing is their sending.
 
     The epoch stands for a session: an old head and a new one may write theirs at the same time under the same number.
+    A head that crashes before its disk has an event, and comes back in the same epoch, writes another one.
     """
     if isinstance(rows, CountedRows):
         source = _source(rows, record)

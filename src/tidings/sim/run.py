@@ -1,8 +1,8 @@
 """Run one scenario with one seed, and judge it.
 
-Two phases: until ``heal_after`` load and faults, safety only; then everything is mended and all who are alive must
-reach the end of every stream. A head may collect by age at the very last moment: then the run goes on until that, too,
-has had time to spread. The result is the JSON object of `tidings sim`.
+Two phases: until ``heal_after`` there are load and faults, and only safety is judged. Then every fault ends, and every
+node that is alive must reach the end of every stream. A head may collect by age at the last moment; then the run
+continues until that, too, has had time to spread. The result is the JSON object of `tidings sim`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from tidings.check import Violation, judge
 from tidings.core.ids import NodeId, is_internal
-from tidings.protocols.chain import Committed
+from tidings.protocols.replication.chain import Committed
 from tidings.sim.build import Deployment
 from tidings.sim.faults import Faults
 from tidings.sim.scenario import Scenario
@@ -38,7 +38,7 @@ def run_scenario(
     trace = deployment.recorder.trace()
     if record_dir is not None:
         trace.write(record_dir)
-    found = failures(deployment) + judge(trace)
+    found = failures(deployment) + judge(trace, scenario.fabric.family.invariants)
     world = deployment.world
     return {
         "scenario": scenario.scenario.name,
@@ -96,7 +96,7 @@ def note_alive(deployment: Deployment) -> None:
     world, recorder = deployment.world, deployment.recorder
     for node in deployment.members():
         if world.hosts[node].life:
-            recorder.alive(world.now, node, deployment.client(node).pull.horizons)
+            recorder.alive(world.now, node, deployment.client(node).fabric.horizons)
     for region in deployment.replicas:
         for node in deployment.membership(region).replicas:
             histories = deployment.proxy(node).log.histories
@@ -127,11 +127,8 @@ def _sample(deployment: Deployment, kept: _Kept) -> None:
     world, recorder, now = deployment.world, deployment.recorder, deployment.world.now
     for node in deployment.members():
         if world.hosts[node].life:
-            client = deployment.client(node)
-            for stream, state in client.pull.streams.items():
-                recorder.gauge(now, node, f"recv_rows:{stream}", state.recv.rows, client.pull.settings.recv_rows)
-                recorder.gauge(now, node, f"held_rows:{stream}", state.held_rows, client.pull.settings.held_rows)
-            recorder.gauge(now, node, "view", len(client.views.view), client.views.settings.size)
+            for name, value, bound in deployment.client(node).fabric.gauges():
+                recorder.gauge(now, node, name, value, bound)
     for replicas in deployment.replicas.values():
         for node in replicas:
             if world.hosts[node].life:

@@ -1,12 +1,12 @@
 """A scenario: regions, links, streams, load and faults of one simulation, read from a small TOML file.
 
-The file is the whole input of a run besides the seed. It is converted into immutable values; an unknown key, a
-wrong type, a number out of bounds or a name that does not exist is refused with one line that says where
-(file, line, path of the key), what was found and what is allowed (`tidings.sim.toml`). Times are seconds,
-sizes bytes, bandwidths bits per second, rates events per second, probabilities between 0 and 1.
+The file is the whole input of a run besides the seed. It is converted into immutable values. An unknown key, a wrong
+type, a number out of bounds or a name that does not exist is refused with one line that says where (file, line, path
+of the key), what was found and what is allowed (`tidings.sim.toml`). Times are seconds, sizes bytes, bandwidths bits
+per second, rates events per second, probabilities between 0 and 1.
 
-A node is named after its region: ``r0/p1`` is the second replica of r0's proxy, ``r0/c7`` a client. Where a fault
-names a node it may also say ``r0/head``, ``r0/middle`` or ``r0/tail``: whoever that is when the fault strikes.
+A node is named after its region: ``r0/p1`` is the second replica of r0's proxy, ``r0/c7`` a client. Where a fault names
+a node it may also say ``r0/head``, ``r0/middle`` or ``r0/tail``: the replica in that place when the fault strikes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from tidings.core.errors import BadInput
 from tidings.core.gc import GcPolicy
+from tidings.protocols.fabrics.family import FabricChoice, choose, family_of, names
 from tidings.sim.toml import Document
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -46,7 +47,7 @@ class Run(Table, frozen=True):
     heal_after: Seconds | None = None  # from here on no faults: every link up, every node alive, convergence demanded
 
 
-class Region(Table, frozen=True):
+class RegionTable(Table, frozen=True):
     """``[[region]]``: a datacenter with one replicated proxy and its clients."""
 
     name: Name
@@ -59,7 +60,7 @@ class Region(Table, frozen=True):
     client_downlink: Positive | None = None
 
 
-class Link(Table, frozen=True):
+class LinkTable(Table, frozen=True):
     """``[[link]]``: how two regions are connected, the same in both directions. Every two regions need one."""
 
     a: Name
@@ -83,7 +84,7 @@ class Stream(Table, frozen=True):
     event_bytes: Some = 10  # SP1
 
 
-class Publisher(Table, frozen=True, kw_only=True):
+class PublisherTable(Table, frozen=True, kw_only=True):
     """``[[publisher]]``: a client that publishes at a steady rate."""
 
     name: str = ""  # default: region-pub0, region-pub1, ...
@@ -101,13 +102,13 @@ class Publisher(Table, frozen=True, kw_only=True):
 # --- faults ---------------------------------------------------------------------------------------------
 
 
-class Fault(Table, frozen=True, tag_field="kind"):
+class FaultTable(Table, frozen=True, tag_field="kind"):
     """``[[fault]]``: something that goes wrong, or is mended, at a time."""
 
     at: Seconds
 
 
-class Cut(Fault, frozen=True, tag="cut"):
+class Cut(FaultTable, frozen=True, tag="cut"):
     """The link between two regions fails; one way only: from a to b."""
 
     a: Name
@@ -115,14 +116,14 @@ class Cut(Fault, frozen=True, tag="cut"):
     one_way: bool = False
 
 
-class Heal(Fault, frozen=True, tag="heal"):
+class Heal(FaultTable, frozen=True, tag="heal"):
     """The link between two regions works again; without regions: every link and partition."""
 
     a: Name | None = None
     b: Name | None = None
 
 
-class Partition(Fault, frozen=True, tag="partition"):
+class Partition(FaultTable, frozen=True, tag="partition"):
     """These nodes are separated from all others; one way only: what they send is lost."""
 
     nodes: Annotated[tuple[str, ...], Meta(min_length=1)]
@@ -130,33 +131,33 @@ class Partition(Fault, frozen=True, tag="partition"):
     one_way: bool = False
 
 
-class Kill(Fault, frozen=True, tag="kill"):
+class Kill(FaultTable, frozen=True, tag="kill"):
     """A node crashes; what it had not synced is lost."""
 
     node: str
 
 
-class Restart(Fault, frozen=True, tag="restart"):
+class Restart(FaultTable, frozen=True, tag="restart"):
     """A killed node comes back with what its disk holds."""
 
     node: str
 
 
-class Pause(Fault, frozen=True, tag="pause"):
+class Pause(FaultTable, frozen=True, tag="pause"):
     """A node sleeps, then goes on as if nothing had happened."""
 
     node: str
     seconds: Duration
 
 
-class Skew(Fault, frozen=True, tag="skew"):
+class Skew(FaultTable, frozen=True, tag="skew"):
     """A node's clock is off from now on."""
 
     node: str
     offset: float
 
 
-class Noise(Fault, frozen=True, tag="noise"):
+class Noise(FaultTable, frozen=True, tag="noise"):
     """For a while a link loses, doubles and reorders messages."""
 
     a: Name
@@ -167,19 +168,19 @@ class Noise(Fault, frozen=True, tag="noise"):
     reorder: Chance = 0.0
 
 
-class AddReplica(Fault, frozen=True, tag="add-replica"):
+class AddReplica(FaultTable, frozen=True, tag="add-replica"):
     """An empty replica joins a region's chain behind the tail."""
 
     region: Name
 
 
-class StopAll(Fault, frozen=True, tag="stop-all"):
+class StopAll(FaultTable, frozen=True, tag="stop-all"):
     """Every replica of a region crashes at once."""
 
     region: Name
 
 
-class StartAll(Fault, frozen=True, tag="start-all"):
+class StartAll(FaultTable, frozen=True, tag="start-all"):
     """Every stopped replica of a region starts again from its disk."""
 
     region: Name
@@ -197,27 +198,16 @@ class Swarm(Table, frozen=True):
 # --- settings -------------------------------------------------------------------------------------------
 
 
-class Protocol(Table, frozen=True):
-    """``[protocol]``: Sprinkler's constants. Defaults are the paper's where it gives one, else measured ones."""
+class ProtocolTable(Table, frozen=True):
+    """``[protocol]``: constants besides those of the fabric, and what is peculiar to simulations."""
 
     advertise_period: Duration = 1.0  # A1.20: of order 1 s
     c: Annotated[float, Meta(ge=0)] | None = None  # A1.17: C, in events x seconds; none: in proportion to the rate
-    view: Some = 20  # A1.25: V
-    gossip: Duration = 0.5  # ours, because 0.1-1 s all work
     warm_views: bool = False  # begin with full random views, as after long gossip; else with the proxy alone (A1.28)
-    merge: Literal["swap", "paper"] = "swap"  # A1.26 is "paper"; "swap" keeps the in-degrees even
-    fanout: Some = 4  # A1.35, SP3: F
-    shuffle: Duration = 0.03  # A1.35, SP4: the shuffle time
-    proxy_fanout: Some = 4  # as the clients', but a setting of its own: the proxy's uplink is the bottleneck
-    proxy_shuffle: Duration = 0.03
-    fallback: Duration = 0.1  # A1.34: ask the proxy for what a peer has not sent in this time
-    probe: Seconds = 0.03  # a client that has heard no news for so long asks a neighbour (decision 0005); 0: never
-    recv_seconds: Duration = 0.5  # A1.33: bound of Recv, as seconds of each stream's load
-    recv_rows: Some | None = None  # overrules recv_seconds
-    batch_window: Seconds = 0.005  # a proxy gathers events this long before it hands them on
+    recv_seconds: Duration = 0.5  # A1.33: what a buffer of the fabric holds of a stream's load, unless an option says
 
 
-class Service(Table, frozen=True):
+class ServiceTable(Table, frozen=True):
     """``[service]``: how long a node is busy with a message: per_message; if it carries any events, per_batch + events
     x per_event more, and per_wake if the node had nothing to do. `tidings.sim.measured`: what a real replica takes."""
 
@@ -227,7 +217,7 @@ class Service(Table, frozen=True):
     per_wake: Seconds = 0.0  # ours: likewise
 
 
-class Disk(Table, frozen=True):
+class DiskTable(Table, frozen=True):
     """``[disk]``: how long a sync takes, and what a crash may leave behind."""
 
     sync: Seconds = 0.0003  # ours: fdatasync on an ordinary SSD
@@ -239,15 +229,16 @@ class Scenario(Table, frozen=True, kw_only=True):
     """Everything a simulation is made of."""
 
     scenario: Run
-    regions: Annotated[tuple[Region, ...], Meta(min_length=1)] = msgspec.field(name="region")
-    links: tuple[Link, ...] = msgspec.field(name="link", default=())
+    regions: Annotated[tuple[RegionTable, ...], Meta(min_length=1)] = msgspec.field(name="region")
+    links: tuple[LinkTable, ...] = msgspec.field(name="link", default=())
     streams: Annotated[tuple[Stream, ...], Meta(min_length=1)] = msgspec.field(name="stream")
-    publishers: tuple[Publisher, ...] = msgspec.field(name="publisher", default=())
+    publishers: tuple[PublisherTable, ...] = msgspec.field(name="publisher", default=())
     faults: tuple[AnyFault, ...] = msgspec.field(name="fault", default=())
     swarm: Swarm | None = None
-    protocol: Protocol = Protocol()
-    service: Service = Service()
-    disk: Disk = Disk()
+    protocol: ProtocolTable = ProtocolTable()
+    fabric: FabricChoice = FabricChoice()
+    service: ServiceTable = ServiceTable()
+    disk: DiskTable = DiskTable()
 
     @property
     def quiet_after(self) -> float:
@@ -255,7 +246,7 @@ class Scenario(Table, frozen=True, kw_only=True):
         run = self.scenario
         return run.seconds if run.heal_after is None else run.heal_after
 
-    def region(self, name: str) -> Region:
+    def region(self, name: str) -> RegionTable:
         """The region of that name."""
         return next(region for region in self.regions if region.name == name)
 
@@ -263,15 +254,35 @@ class Scenario(Table, frozen=True, kw_only=True):
         """The stream of that name."""
         return next(stream for stream in self.streams if stream.name == name)
 
-    def link(self, a: str, b: str) -> Link:
+    def link(self, a: str, b: str) -> LinkTable:
         """The link between two regions, whichever way round it was written."""
         return next(link for link in self.links if {link.a, link.b} == {a, b})
+
+
+def read_fabric(document: Document) -> tuple[FabricChoice, dict[str, Any]]:
+    """The choice in the table ``[fabric]`` of a scenario or cluster file, and the rest of the file."""
+    rest = {name: value for name, value in document.data.items() if name != "fabric"}
+    table = document.data.get("fabric", {})
+    if not isinstance(table, dict):
+        raise document.error("fabric", "must be a table")
+    kind = table.get("kind", FabricChoice().kind)
+    if not isinstance(kind, str):
+        raise document.error("fabric.kind", f"must be one of {', '.join(names())}")
+    try:
+        family = family_of(kind)
+    except BadInput as error:
+        raise document.error("fabric.kind", str(error)) from error
+    shape = msgspec.defstruct("FabricFile", [("fabric", family.options)])
+    options = {name: value for name, value in table.items() if name != "kind"}
+    document.convert(shape, {"fabric": options})
+    return choose(kind, **options), rest
 
 
 def load(path: str | Path) -> Scenario:
     """Read a scenario file; raises BadInput with one line that says what is wrong where."""
     document = Document.read(path)
-    scenario = _completed(document.convert(Scenario))
+    fabric, rest = read_fabric(document)
+    scenario = msgspec.structs.replace(_completed(document.convert(Scenario, rest)), fabric=fabric)
     first = next(_problems(scenario), None)
     if first is not None:
         raise document.error(*first)

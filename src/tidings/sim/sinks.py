@@ -1,11 +1,11 @@
-"""A streaming query in a simulation: batches staged by tasks, committed by a driver, and all that goes wrong with both.
+"""A streaming query in a simulation: tasks stage batches, a driver commits them, and both fail in every way they can.
 
-What a batch holds follows from its number, as a replayable source demands. A *run* of it stages every partition; some
-partitions are staged by a second task as well, whose rows must not count. Then the driver commits; or it dies before,
-right after it has asked (so that it never learns the answer) or after the answer (before it has written that down), and
-runs the batch again; or it aborts, before the commit or after it; or it sleeps over what it has staged.
+The content of a batch follows from its number, as with a replayable source. A *run* of a batch stages every partition.
+Some partitions are also staged by a second task, whose rows must not be published. Then the driver commits. Or it dies:
+before the commit, after it has asked (so that it never learns the answer), or after the answer (before it has written
+that down); then it runs the batch again. Or it aborts, before the commit or after it. Or it sleeps for a while.
 
-The machine holds the owner to its word: a batch that was committed keeps its range, whatever is done again.
+`check` fails if the owner ever answers a commit of the same batch with another range.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ import msgspec
 from tidings.core.ids import StreamId
 from tidings.core.rows import Rows, data_rows
 from tidings.protocols.kernel import NOTHING, Deliver, Effect, Effects, Expired, Input, SetTimer, Time, Timer
-from tidings.protocols.membership import Membership
-from tidings.protocols.sinks import (
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.services.sink_client import SinkAnswered, SinkClient
+from tidings.protocols.services.sinks import (
     AbortBatch,
     Attempt,
     BatchAborted,
     BatchCommitted,
     CommitBatch,
     RowsStaged,
-    SinkAnswered,
     SinkBatch,
-    SinkClient,
     SinkRefused,
     SinkSettings,
     StageRows,
@@ -67,7 +66,7 @@ class SinkWork(Timer, frozen=True, gc=False):
 class SinkWriter:
     """Driver and tasks of one query."""
 
-    def __init__(self, plan: SinkPlan, membership: Membership, settings: SinkSettings, rng: random.Random) -> None:
+    def __init__(self, plan: SinkPlan, membership: ChainConfig, settings: SinkSettings, rng: random.Random) -> None:
         self.plan = plan
         self.rng = rng
         self.client = SinkClient(membership, settings)
@@ -151,10 +150,10 @@ class SinkWriter:
         return data_rows(1, keys, [f"{self.plan.name}/{self.batch}/{number}".encode() for number in numbers])
 
     def _forget(self) -> None:
-        """Whoever asked is dead: what is under way is under way, but nobody waits for it."""
+        """The driver died: its requests may still arrive, but no answer is waited for."""
         for request in [*self.client.queue, *self.client.asking.values()]:
             self.client.drop(request.nonce)
-        assert self.idle, "nothing is asked for whom nobody waits"
+        assert self.idle, "a dead driver asks nothing"
 
     # --- answers ------------------------------------------------------------------------------------------
 

@@ -1,12 +1,12 @@
-"""A TOML file that remembers where its keys are, so that an error can say so.
+"""A TOML file that remembers the lines of its keys, so that an error can name them.
 
-The standard parser gives values without positions, and the converter names a path (``publisher[0].rate``) but
-neither line nor value nor what is allowed. This joins the three into one line:
+The standard parser gives values without positions. The converter names a path (``publisher[0].rate``) but neither
+line nor value nor what is allowed. This joins the three into one line:
 
     load.toml:31: publisher[0].rate = -5: must be a number > 0
 
-The line comes from a scan for table headers and keys; what stands inside an inline table or a list is reported
-at the line of the innermost key around it. What is allowed comes from the type that the converter checked.
+The line comes from a scan for table headers and keys. A value inside an inline table or a list is reported at the line
+of the innermost key around it. What is allowed comes from the type that the converter checked.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Document:
             raise BadInput(f"{path}: is not UTF-8 text at byte {error.start}") from None
         return cls(str(path), text)
 
-    def convert(self, to: type[T]) -> T:
-        """The document as a value of that type; BadInput if it does not fit."""
+    def convert(self, to: type[T], data: Mapping[str, Any] | None = None) -> T:
+        """The document, or a part of it with the same paths, as a value of that type; BadInput if it does not fit."""
         self._refuse_endless((), self.data)
         try:
-            return msgspec.convert(self.data, to)
+            return msgspec.convert(self.data if data is None else data, to)
         except msgspec.ValidationError as error:
             raise self._explain(str(error), types.type_info(to)) from None
 

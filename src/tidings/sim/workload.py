@@ -1,7 +1,7 @@
-"""What the application does in a simulation: publish at a steady rate, collect now and then, remember what was sent.
+"""The application of a simulation: it publishes at a steady rate, collects now and then, and remembers what it sent.
 
-A `Writer` is a client with a load generator on top; it adds nothing to the protocol. What it publishes is drawn
-from its own generator: keys by popularity (uniform or Zipf), payloads that name publisher and number.
+A `Writer` is a client with a load generator on top; it adds nothing to the protocol. What it publishes is drawn from
+its own generator: keys by popularity (uniform or Zipf), payloads that name publisher and number.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import random
 from bisect import bisect_left
 
 from tidings.core.rows import CountedRows, Rows, before_rows, data_rows
-from tidings.protocols.client import Client
 from tidings.protocols.kernel import Deliver, Effect, Effects, Expired, Input, SetTimer, Time, Timer
-from tidings.protocols.publishing import Acked, Failed, Post, Publisher
+from tidings.protocols.nodes.client import Client
+from tidings.protocols.services.publishing import Acked, Failed, Post, Publisher
 from tidings.sim import scenario as plans
 
 
@@ -25,7 +25,7 @@ class WorkTick(Timer, frozen=True, gc=False):
 class Writer:
     """A client that publishes by plan."""
 
-    def __init__(self, client: Client, plan: plans.Publisher, stream: plans.Stream, rng: random.Random) -> None:
+    def __init__(self, client: Client, plan: plans.PublisherTable, stream: plans.Stream, rng: random.Random) -> None:
         self.client = client
         self.plan = plan
         self.stream = stream

@@ -1,16 +1,17 @@
-"""The deterministic driver: many machines, one queue of what happens next, no clock but its own.
+"""The deterministic driver: many machines, one queue of future events, no clock but its own.
 
 `World.run` takes entries from the queue in exact order of time, hands each to its machine and carries out the effects:
 a `Send` becomes an entry at the receiver (network.py), a `SetTimer` one at the node itself, a `Persist` goes to the
 disk (disk.py), `Deliver` and `Report` to the observers. All randomness is drawn from generators seeded with strings
-derived from the seed: the same seed and script give the same run, whatever PYTHONHASHSEED; ``trace_hash`` proves it.
+derived from the seed. The same seed and script give the same run, whatever PYTHONHASHSEED; ``trace_hash`` proves it.
 
-An entry of the queue is (time, target, input, tag). tag 0: handle it now; tag > 0: a message of that many bytes has
-reached a node with a downlink or a processor to pass; tag < 0: of the node's life -tag alone, gone with it (timers).
-A crashed or paused node swallows or keeps its inputs by another ``handle``, so the loop need not ask who is up.
+An entry of the queue is (time, target, input, tag). tag 0: handle it now. tag > 0: a message of that many bytes has
+reached a node, and passes its downlink and its processor first. tag < 0: a timer of the node's incarnation -tag alone,
+which a crash removes. A crashed or paused node has another ``handle``, which drops or keeps its inputs, so the loop
+need not ask which nodes are up.
 
-There are two loops with one meaning: `_watch` checks invariants, hashes and records every step; `_race` does none of it
-and writes the common effects out in place, because at 3,000 nodes a call per effect is what the time goes into.
+There are two loops with one meaning. `_watch` checks invariants, hashes and records every step. `_race` does none of it
+and carries the common effects out inline, because at 3,000 nodes most of the time would go into calls per effect.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ from tidings.protocols.kernel import (
     Time,
     Value,
 )
-from tidings.sim.disk import Disk, DiskModel
-from tidings.sim.network import Network, Path, Port, Service
+from tidings.sim.disk import DiskModel, SimDisk
+from tidings.sim.network import Network, Port, ServiceTimes, SimPath
 from tidings.sim.queue import TIME, WIDTH, Wheel
 
 Factory: TypeAlias = Callable[[list[Any], int, random.Random], Machine]
 """(durable records, incarnation, generator) -> the machine of a node's new life."""
 
-INSIDE = Path(latency=0.001)  # SP3: 1 ms one way inside a region
-BETWEEN = Path(latency=0.035)  # ours, because half a US coast-to-coast round trip of 70 ms; scenarios set their own
+INSIDE = SimPath(latency=0.001)  # SP3: 1 ms one way inside a region
+BETWEEN = SimPath(latency=0.035)  # ours, because half a US coast-to-coast round trip of 70 ms; scenarios set their own
 INBOX = 10_000
 """Messages a paused node can hold; ours, because that is some MB of socket buffers."""
 
@@ -82,7 +83,7 @@ class Halt(Exception):
     """Leaves the loop after a failure."""
 
 
-class Host(Port):
+class SimHost(Port):
     """A node: its place in the network, its disk, its clock, and the machine of its current life."""
 
     __slots__ = (
@@ -113,13 +114,13 @@ class Host(Port):
         region: int,
         uplink: float | None,
         downlink: float | None,
-        service: Service | None,
+        service: ServiceTimes | None,
     ) -> None:
         super().__init__(name, region, uplink, downlink, service)
         self.factory = factory
         self.region_name = region_name
         self.delays: list[float | None] = []  # this region's row of the network's table
-        self.disk: Disk | None = None
+        self.disk: SimDisk | None = None
         self.offset, self.rate = clock
         self.incarnation = 0
         self.life = 0  # -incarnation while up, 0 while down
@@ -166,15 +167,15 @@ class World:
         record: bool = True,
         check: bool = True,
         trace: bool = True,
-        inside: Path = INSIDE,
-        between: Path = BETWEEN,
+        inside: SimPath = INSIDE,
+        between: SimPath = BETWEEN,
         lose_in_flight: bool = True,
         inbox: int = INBOX,
         width: float = WIDTH,
     ) -> None:
         self.seed = seed
         self.now = 0.0
-        self.hosts: dict[NodeId, Host] = {}
+        self.hosts: dict[NodeId, SimHost] = {}
         self.observers: list[Any] = []
         self.reports: dict[str, float] = {}
         self.failures: list[NodeFailure] = []
@@ -193,7 +194,7 @@ class World:
         )
         self._record = record
         self._check = check
-        self._trace = Trace() if trace else None
+        self._trace = TraceHash() if trace else None
         self._inbox = inbox
         self._running = False  # nodes added from now on start at once
         self._looping = False
@@ -213,22 +214,22 @@ class World:
         *,
         uplink: float | None = None,
         downlink: float | None = None,
-        service: Service | None = None,
+        service: ServiceTimes | None = None,
         clock_offset: float = 0.0,
         clock_drift: float = 0.0,
         disk: DiskModel | None = None,
-    ) -> Host:
+    ) -> SimHost:
         """Add a node (bandwidths in bits/s; no disk: memory only). It starts with `start`, or at once after that."""
         if name in self.hosts:
             raise ValueError(f"node {name!r} exists already: take another name, or restart it")
         clock = (clock_offset, 1.0 + clock_drift)
         number = self.network.region(region)
-        host = Host(name, region, factory, clock, number, uplink, downlink, service)
+        host = SimHost(name, region, factory, clock, number, uplink, downlink, service)
         host.delays = self.network.delays[number]
         host.handle = self._swallow
         if disk is not None:
             drawn = random.Random(f"{self.seed}/{name}/disk")
-            host.disk = Disk(disk, drawn, self.queue, partial(Aside, self), partial(self._durable, host))
+            host.disk = SimDisk(disk, drawn, self.queue, partial(Aside, self), partial(self._durable, host))
         self.hosts[name] = host
         if self._running:
             self.listen()
@@ -308,7 +309,7 @@ class World:
             disk.set_full(self.now, full)
             self.fault_counts["full_disk"] += full
 
-    def connect(self, a: RegionId, b: RegionId, path: Path, *, one_way: bool = False) -> None:
+    def connect(self, a: RegionId, b: RegionId, path: SimPath, *, one_way: bool = False) -> None:
         """Set the path between two regions, or inside one."""
         self.network.connect(self.now, a, b, path, one_way=one_way)
 
@@ -340,7 +341,7 @@ class World:
             self.network.unblock(self.now, number)
         self.fault_counts["rejoin"] += 1
 
-    def _stop(self, host: Host, lose_disk: bool) -> bool:
+    def _stop(self, host: SimHost, lose_disk: bool) -> bool:
         was_up = host.life != 0
         host.life = 0
         host.wake_at = 0.0
@@ -353,7 +354,7 @@ class World:
                 notice(self.now, host.name, survivors)
         return was_up
 
-    def _boot(self, host: Host) -> None:
+    def _boot(self, host: SimHost) -> None:
         host.incarnation += 1
         host.life = -host.incarnation
         host.idle()
@@ -374,7 +375,7 @@ class World:
             self.network.dropped["down"] += 1
         return NOTHING
 
-    def _keep(self, host: Host, now: float, input: Any) -> Effects:
+    def _keep(self, host: SimHost, now: float, input: Any) -> Effects:
         """The handle of a node that is paused."""
         self.protocol_events -= 1
         if type(input) is Received and len(host.inbox) >= self._inbox:
@@ -383,7 +384,7 @@ class World:
             host.inbox.append(input)
         return NOTHING
 
-    def _wake(self, host: Host, incarnation: int) -> None:
+    def _wake(self, host: SimHost, incarnation: int) -> None:
         if host.life == -incarnation and 0.0 < host.wake_at <= self.now:
             host.wake_at = 0.0
             host.bind()
@@ -430,7 +431,7 @@ class World:
                 elif tag and tag != host.life:
                     continue
                 self.protocol_events += 1
-                if type(host) is Host:
+                if type(host) is SimHost:
                     self._step(host, now, input)
                 else:
                     host.handle(now, input)
@@ -439,7 +440,7 @@ class World:
         """The loop without: `_step`, `_carry`, `_send`, `Port.admit` and `Wheel.push` for the common case, in place."""
         queue, network, find, carry = self.queue, self.network, self.hosts.get, self._carry
         far, width = queue.far, queue.width
-        unseen, unheard, reports = not self._on_deliver, not self._on_report, self.reports
+        unseen, unreported, reports = not self._on_deliver, not self._on_report, self.reports
         now, host, input = self.now, None, None
         try:
             while (bucket := queue.open(until)) is not None:
@@ -469,7 +470,7 @@ class World:
                             continue
                         elif kind is Deliver and unseen:
                             continue
-                        elif kind is Report and unheard:
+                        elif kind is Report and unreported:
                             reports[effect.name] = reports.get(effect.name, 0.0) + effect.value
                             continue
                         else:
@@ -499,11 +500,11 @@ class World:
                             host.sent_bytes += size * len(peers)
                 self.protocol_events += len(bucket) - skipped
         except Exception as error:
-            if type(error) is Halt or type(host) is not Host:
+            if type(error) is Halt or type(host) is not SimHost:
                 raise
             self._fail(host, now, input)
 
-    def _step(self, host: Host, now: float, input: Any) -> None:
+    def _step(self, host: SimHost, now: float, input: Any) -> None:
         """One input, with everything that may watch it."""
         if host.wake_at or not host.life:
             host.handle(now, input)
@@ -513,7 +514,7 @@ class World:
         except Exception:
             self._fail(host, now, input)
 
-    def _finish(self, host: Host, now: float, input: Any, effects: Effects) -> None:
+    def _finish(self, host: SimHost, now: float, input: Any, effects: Effects) -> None:
         self.now = now
         if self._check:
             host.machine.check()
@@ -524,14 +525,14 @@ class World:
         for effect in effects:
             self._carry(host, now, effect)
 
-    def _fail(self, host: Host, now: float, input: Any) -> None:
+    def _fail(self, host: SimHost, now: float, input: Any) -> None:
         self.failures.append(NodeFailure(host.name, now, input, traceback.format_exc()))
         if self._looping:
             raise Halt
 
     # --- effects ----------------------------------------------------------------------------------------
 
-    def _carry(self, host: Host, now: float, effect: Effect) -> None:
+    def _carry(self, host: SimHost, now: float, effect: Effect) -> None:
         """Carry out one effect."""
         self.now = now  # observers may look at it
         if isinstance(effect, Send):
@@ -558,7 +559,7 @@ class World:
         else:
             raise TypeError(f"{effect!r} is no effect: a machine returns what kernel.Effect lists")
 
-    def _send(self, host: Host, now: float, to: NodeId, message: Message) -> None:
+    def _send(self, host: SimHost, now: float, to: NodeId, message: Message) -> None:
         peer = self.hosts.get(to)
         if peer is None:
             self.network.dropped["unknown"] += 1
@@ -572,7 +573,7 @@ class World:
         else:
             self.queue.push(depart + delay, peer, received, size if peer.inbound else 0)
 
-    def _durable(self, host: Host, now: float, token: int, records: Sequence[Any]) -> None:
+    def _durable(self, host: SimHost, now: float, token: int, records: Sequence[Any]) -> None:
         """A sync has ended: tell the observers, then the node."""
         self.now = now
         for notice in self._on_durable:
@@ -586,7 +587,7 @@ class World:
         return "" if self._trace is None else self._trace.hexdigest()
 
 
-class Trace:
+class TraceHash:
     """A running hash over (time, node, input, effects) that no address and no hash seed can reach.
 
     Values are encoded field by field with their type names; an object that is no plain data must have a stable

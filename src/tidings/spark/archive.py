@@ -1,24 +1,24 @@
 """The archive: a streaming job per region that writes the region's own streams, and its receipts, into the lake.
 
-Each owner is asked for its own streams, so what it says of their ends is final. The job holds a lease on every stream
-from where the lake ends, moves it forward behind each commit and leaves it when it stops: rows are read before they are
-purged, and read as they were published. A stream that was there before the job is read as of the lease: what had been
-collected by then is covered, and known to be missing.
+Each owner is asked for its own streams, so the ends that it tells are final. The job holds a lease on every stream from
+the end of the lake, moves it forward behind each commit, and leaves it when it stops. So rows are read before they are
+purged, and read as they were published. A stream that is older than the job is read as of the lease: numbers that had
+been collected by then are covered, and known to be missing.
 
-Exactly once: the tasks of a batch write files under names of their own, the driver commits them together with what they
-cover, cut where the lake already ends. A batch that is run again, or a job that starts anew after a crash (always from
-where the lake ends, whatever Spark's checkpoint says), adds nothing twice; files of a batch that was not committed are
-never read.
+Exactly once: the tasks of a batch write files under names of their own. The driver commits them together with what they
+cover, cut where the lake already ends. A batch that is run again adds nothing twice, nor does a job that starts anew
+after a crash: it starts at the end of the lake, whatever Spark's checkpoint says. Files of a batch that was not
+committed are never read.
 
-A stream that is altered while it is read is not committed as it was: a batch whose streams are not defined any more as
-its query knows them is dropped with all that come after it, and the job begins anew, from where the lake ends.
+If a stream is altered while it is read, the batch no longer fits its definition. It is dropped with all later ones, and
+the job begins anew from the end of the lake.
 
-A commit says where all streams ended at their owners, asked after its rows were read: whatever the receipts among them
-are about lies below. An archive that runs once takes receipts only up to where they ended before it
-asked for anything else, so that all they are about is in the same lake.
+A commit says where all streams ended at their owners, asked after its rows were read: everything that its receipts are
+about lies below. An archive that runs once takes receipts only up to where they ended before it asked for anything
+else, so everything that they are about is in the same lake.
 
-A region that does not answer is left out until it does, and does not keep the others waiting; where its streams end,
-the others say as far as they know.
+A region that does not answer is left out until it does, and does not delay the others. The other regions tell how far
+they know its streams.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from tidings.core.errors import BadInput, TidingsError
 from tidings.core.filters import parse_attributes
 from tidings.core.ids import FIRST, RegionId, StreamId, is_internal
 from tidings.core.rows import ArrowRows, Rows
-from tidings.protocols.catalog import StreamDef
-from tidings.spark.columns import COVERAGE, FIXED, HASH, KEPT, Columns, attributes_of
+from tidings.protocols.services.catalog import StreamDef
+from tidings.spark.columns import COVERAGE, FIXED, HASH, KEPT, SparkColumns, attributes_of
 from tidings.spark.lake import Commit, Cover, File, Lake, Snapshot, clipped, covers_of, hashed, rows_of, schema_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class RegionAway(TidingsError):
 
 
 def lease_name(lake: Lake, stream: StreamId) -> str:
-    """By which the next job finds the lease that the last one has left, or whoever prepared for it."""
+    """The name by which a job finds the lease of the job before it, or one that was taken for it in advance."""
     return f"archive-{hashlib.blake2b(f'{lake.root} {stream}'.encode(), digest_size=12).hexdigest()}"
 
 
@@ -102,9 +102,9 @@ class Source:
 
     region: RegionId
     servers: str
-    connection: sync.Connection
+    connection: sync.BlockingConnection
     streams: dict[StreamId, StreamDef] = field(default_factory=dict)
-    leases: dict[StreamId, sync.Lease] = field(default_factory=dict)
+    leases: dict[StreamId, sync.BlockingLease] = field(default_factory=dict)
     heard: dict[StreamId, int] = field(default_factory=dict)  # how far it knows all streams, those of others too
     known: bool = False  # whether the lake is of this cluster
     away: bool = False
@@ -120,7 +120,7 @@ class Source:
             raise RegionAway(f"no replica of region {self.region} answers") from None
         self.away = False
         self.heard = {name: state.horizon for name, state in told.states.items()}
-        self.streams = {each.name: each for each in told.streams if each.region == self.region and not each.counted}
+        self.streams = {each.id: each for each in told.streams if each.region == self.region and not each.counted}
         return {name: self.heard.get(name, FIRST) for name in self.streams}
 
     def meet(self, lake: Lake, reached: Mapping[StreamId, int]) -> dict[StreamId, int]:
@@ -141,6 +141,15 @@ class Source:
     def recognize(self, lake: Lake, snapshot: Snapshot) -> None:
         """Raise `BadInput` if the last event that the lake has of a stream is not the one that is here."""
         ends = self.meet(lake, {stream: snapshot.end(stream) for stream in snapshot.streams})
+        named = {stream.name: stream for stream in self.streams.values()}
+        for id, definition in snapshot.definitions.items():
+            now = named.get(definition.name)
+            other = now is not None and now.id != id and definition.mark not in now.past
+            if other and definition.region == self.region and id not in snapshot.deleted:
+                raise BadInput(
+                    f"stream {definition.name!r} is another one in {lake.root} than in region {self.region}: "
+                    "this is the lake of another cluster, take another directory"
+                )
         for stream in self.streams:
             end = snapshot.end(stream)
             for table in lake.read(stream, end - 1, end, snapshot):
@@ -175,7 +184,7 @@ class Source:
                 while spans := reading.take(TIMEOUT):
                     for rows in [each.span.rows for each in spans if each.count]:
                         assert isinstance(rows, ArrowRows)
-                        found = Columns(IDENTITY, archive=True, json=True).batch(stream, rows)
+                        found = SparkColumns(IDENTITY, archive=True, json=True).batch(stream, rows)
             if found is not None:
                 return found.slice(found.num_rows - 1)
             hi, size = lo, 2 * size
@@ -187,7 +196,7 @@ class Source:
             if stream not in self.leases:
                 self.leases[stream] = self._lease(lease_name(lake, stream), stream, ends.get(stream, FIRST), seconds)
 
-    def _lease(self, name: str, stream: StreamId, asof: int, seconds: float) -> sync.Lease:
+    def _lease(self, name: str, stream: StreamId, asof: int, seconds: float) -> sync.BlockingLease:
         try:
             return self.connection.lease(stream, name=name, ttl=seconds, resume=True).open(TIMEOUT)
         except LeaseExpired:
@@ -205,7 +214,7 @@ class Source:
                 del self.leases[stream]
 
     def leave(self) -> None:
-        """Let the leases be, for whoever continues."""
+        """Leave the leases to the next job."""
         for lease in self.leases.values():
             lease.leave()
 
@@ -216,7 +225,7 @@ def _identity(rows: Rows) -> tuple[str, int, int]:
     return rows.origins[0].publisher, rows.origins[0].session, int(rows.content[0])
 
 
-def regions_of(connection: sync.Connection) -> dict[RegionId, str]:
+def regions_of(connection: sync.BlockingConnection) -> dict[RegionId, str]:
     """The regions of a cluster, and the addresses of the replicas of each."""
     return {
         membership.region: ",".join([node.rpartition("@")[2] for node in membership.replicas])
@@ -256,7 +265,7 @@ class Archive:
         try:
             first = self._connect(self.servers)
             for region, servers in regions_of(first).items():
-                beside = f"{servers},{self.servers.removeprefix(SCHEME)}"  # whoever knows of a region that is away
+                beside = f"{servers},{self.servers.removeprefix(SCHEME)}"  # other regions know one that does not answer
                 self.sources[region] = Source(region, servers, self._connect(beside))
             self.hold()
         except BaseException:
@@ -271,7 +280,7 @@ class Archive:
         finally:
             self._open.close()
 
-    def _connect(self, servers: str) -> sync.Connection:
+    def _connect(self, servers: str) -> sync.BlockingConnection:
         url = servers if servers.startswith(SCHEME) else SCHEME + servers
         return self._open.enter_context(sync.connect(url, token=self.token or None, timeout=TIMEOUT))
 
@@ -364,7 +373,7 @@ class Archive:
             try:
                 rows = self._read(source, group, snapshot)
                 self._running.add(name)
-                write = functools.partial(self._write, name, {each.name: each for each in group}, ceilings)
+                write = functools.partial(self._write, name, {each.id: each for each in group}, ceilings)
                 to = rows.writeStream.foreachBatch(write).option(
                     "checkpointLocation", str(self.lake.checkpoints / name)
                 )
@@ -379,12 +388,12 @@ class Archive:
         options = {
             "servers": source.servers,
             "token": self.token,
-            "subscribe": ",".join([each.name for each in group]),
-            "startingOffsets": json.dumps({each.name: snapshot.end(each.name) for each in group}),
+            "subscribe": ",".join([each.id for each in group]),
+            "startingOffsets": json.dumps({each.id: snapshot.end(each.id) for each in group}),
             "maxOffsetsPerTrigger": str(BATCH),
             "leaseSeconds": str(ATTEMPT),
             "timeoutSeconds": str(TIMEOUT),
-            "archive": json.dumps({each.name: source.leases[each.name].asof for each in group}),
+            "archive": json.dumps({each.id: source.leases[each.id].asof for each in group}),
         }
         return self.spark.readStream.format("tidings").options(**options).load()
 
@@ -453,7 +462,7 @@ class Archive:
             with suppress(RegionAway):
                 own |= source.look()
         regions = {source.region for source in self._present()}
-        away = [each.name for each in definitions.values() if each.region not in regions]
+        away = [each.id for each in definitions.values() if each.region not in regions]
         if changed := away or outdated(definitions, covers, self._streams(), own):
             log.info("%s: away, or altered while it was read; beginning anew", changed[0])
             self._running.discard(job)
@@ -474,7 +483,7 @@ class Archive:
                 batch=batch,
                 add=tuple(files),
                 coverage=tuple(covers),
-                definitions=tuple([each for each in definitions.values() if now.definitions.get(each.name) != each]),
+                definitions=tuple([each for each in definitions.values() if now.definitions.get(each.id) != each]),
                 ends={name: end for name, end in ends.items() if not is_internal(name)},
             )
 
@@ -525,7 +534,7 @@ def outdated(
     """Streams whose rows may have been published under another definition than the one they were read with.
 
     ``streams`` and ``ends`` are what their owners said afterwards. In an owner's log rows come behind their definition:
-    whoever knows all of these rows knows what they were published under, whoever does not may not. Of a stream that is
+    a replica that has all of these rows knows their definition, another may not. Of a stream that is
     deleted by then what was read is all that there will be.
     """
     there = [cover for cover in covers if cover.stream in streams]

@@ -1,16 +1,16 @@
 """The audit as a Spark job: what subscribers say they were handed, against what the lake says was published.
 
-The judging is `check.audit`, here per stream: rows and receipts of a stream come together in one task (a co-grouped
-map), and what comes back is a table of evidence, one row per subscriber and stream with its verdict, and one per
-violation. `evidence` is that table, `summary` what `tidings audit` prints of it.
+`check.audit` judges, here per stream: rows and receipts of a stream come together in one task (a co-grouped map). The
+result is a table of evidence, one row per subscriber and stream with its verdict, and one per violation. `evidence` is
+that table, `summary` what `tidings audit` prints of it.
 
-The same as receipts and rows come in is spark/standing.py, and as a streaming query spark/live.py.
+spark/incremental_audit.py judges rows and receipts as they arrive; spark/streaming_audit.py does it as a query.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidings.check.audit import Findings, Verdict, audit
+from tidings.check.audit import AuditFindings, Verdict, audit
 from tidings.check.survivors import Ints, ints
 from tidings.check.tables import DELIVERED, PUBLISHED, Trace
 from tidings.check.tables import LOST as LOST_RUN
 from tidings.core.filters import parse_attributes
 from tidings.core.ids import NEVER, RECEIPTS, StreamId, is_internal
-from tidings.protocols.catalog import StreamDef
+from tidings.protocols.services.catalog import StreamDef
 from tidings.spark.columns import ATTRS, attributes_json
 from tidings.spark.lake import KINDS, Cover, Lake, Snapshot, gone, spark_schema
 
@@ -53,7 +53,8 @@ EVIDENCE: dict[str, pa.DataType] = {
     "asof": pa.int64(),
     "detail": pa.string(),
 }
-"""The evidence. A row with an ``invariant`` is one violation, one without says how a subscriber stands in a stream."""
+"""The evidence. A row with an ``invariant`` is one violation, one without says how a subscriber stands in a stream;
+its ``detail`` is why some of it cannot be verified."""
 
 SPARK_EVIDENCE = ", ".join(
     f"{name} {({pa.string(): 'string', pa.int64(): 'bigint'}).get(kind, 'array<double>')}"
@@ -64,6 +65,7 @@ TOLD = ", ".join(
     for name, kind in [*zip(DELIVERED.names, DELIVERED.types, strict=True), ("region", pa.string())]
 )
 SHOWN = 1000  # violations in a summary; ours: the table has all of them
+DOUBT = ("subscriber", "stream", "region", "verdict", "detail")
 BY_CLOCK = 10**15  # an incarnation above this is the time of its beginning, in microseconds: clients number them so
 
 
@@ -112,7 +114,7 @@ def with_gone(stream: StreamId, rows: pa.Table, covers: Sequence[Cover]) -> pa.T
 
 
 def table_of(
-    stream: StreamId, found: Findings, receipts: pa.Table, rows: pa.Table, known: Mapping[str, str] | None = None
+    stream: StreamId, found: AuditFindings, receipts: pa.Table, rows: pa.Table, known: Mapping[str, str] | None = None
 ) -> pa.Table:
     """What an audit found, as evidence; ``known``: regions of subscribers that have no receipt here."""
     regions = dict(known or {})
@@ -278,11 +280,18 @@ def summary(found: pa.Table) -> dict[str, Any]:
         "lost_events": pc.sum(pairs["lost"]).as_py() or 0,
         "unverifiable": verdicts.count(Verdict.UNVERIFIABLE),
         "unverifiable_events": pc.sum(pairs["unverifiable"]).as_py() or 0,
+        "doubts": doubts(pairs.select(DOUBT).to_pylist()),
         "violations": wrong.select(names).slice(0, SHOWN).to_pylist(),
         "found": wrong.num_rows,
         "latency_ms": percentiles(_waits(pairs)),
         "latency_ms_by_region": regions,
     }
+
+
+def doubts(pairs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Who has something unverifiable, in which stream, which numbers, and why."""
+    found = [{name: each[name] for name in DOUBT} for each in pairs if each["detail"]]
+    return sorted(found, key=lambda each: (each["stream"], each["subscriber"]))[:SHOWN]
 
 
 def _waits(pairs: pa.Table) -> Ints:

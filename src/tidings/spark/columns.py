@@ -69,7 +69,7 @@ def attributes_of(streams: Mapping[StreamId, str]) -> dict[str, AttrType]:
     return {name: kind for name, _, kind in found.values()}
 
 
-class Columns:
+class SparkColumns:
     """Makes record batches of one schema."""
 
     def __init__(self, schema: pa.Schema, *, archive: bool = False, json: bool = False) -> None:

@@ -1,12 +1,11 @@
-"""Compaction: the lake forgets what the streams have collected, as of where they end in it.
+"""Compaction: the lake drops the rows that the streams have collected, as of where they end in it.
 
-The collecting events of a stream are in its rows, so they are applied here as they are everywhere: "before n" kills
-what is earlier and below n, a predicate what it is true for and its like, on a by-key stream a row the earlier row with
-its key. What survives is written anew, in files by range of numbers, and one commit replaces the old files by the new.
-Coverage stays, as of the end. Snapshots before it can be read until they expire.
+The collecting events of a stream are in its rows, so they are applied here as everywhere: "before n" collects what is
+earlier and below n, a predicate what it is true for and its like, on a by-key stream a row collects the earlier row
+with its key. The surviving rows are written anew, in files by range of numbers, and one commit replaces the old files.
+Coverage stays, as of the end. Earlier snapshots can be read until they expire.
 
-Of receipts only small files of one day are put together: their policy bounds what a region holds, the lake is where
-they are kept.
+Of receipts only the small files of one day are merged: their policy bounds what a region holds; the lake keeps them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tidings.core.gc import GcPolicy
 from tidings.core.ids import FIRST, StreamId, is_internal
 from tidings.core.predicates import Predicate
 from tidings.core.rows import ArrowRows
-from tidings.protocols.catalog import StreamDef
+from tidings.protocols.services.catalog import StreamDef
 from tidings.spark.lake import Commit, Cover, File, Lake, Snapshot, rows_of, schema_of, spark_schema
 
 if TYPE_CHECKING:

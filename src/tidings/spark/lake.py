@@ -1,21 +1,23 @@
 """The lake: streams as Parquet files by stream and day, and the commits that say which files count.
 
     lake/
-      commits/0000000007.json         what changed, in order: the lake is what all of them together say
-      commits/0000000006.base         what those up to here said; most of them are forgotten
-      data/stream=prices/day=2026-11-16/<batch>-<part>.parquet
+      commits/0000000007.json         a change, in order: the lake is what all of them together say
+      commits/0000000006.base         the sum of the commits up to here; most of those are deleted
+      data/stream=prices~1hq2k7/day=2026-11-16/<batch>-<part>.parquet
       checkpoints/                    of the job that writes it
 
-A file counts from the commit that adds it to the one that removes it; what no commit names was left by a job that died,
-and nobody reads it. A commit is a file that is linked to its number: two writers cannot both have it (the second one
-looks again and takes the next), and a crash leaves it whole or not at all. So every commit is a *snapshot*, and older
-ones can be read until `expire` forgets them.
+Streams are kept by their ids: one that was deleted and created again is another stream here, too.
+
+A file counts from the commit that adds it to the one that removes it. A file that no commit names was left by a job
+that died, and is never read. A commit is a file that is linked to its number. Two writers cannot both have a number
+(the second one looks again and takes the next), and a crash leaves a commit whole or not at all. So every commit is a
+*snapshot*, and older ones can be read until `expire` deletes them.
 
 Besides rows a commit carries what is known of streams: their definitions, where they *ended* at their owner, and their
 *coverage*: of [lo, hi) exactly the rows in the lake survived collection by the events below asof. It is the span again:
-rows leave, coverage stays. So what is not in the lake is known: collected before it was read (inside of the coverage),
-or not read yet (behind it). What is appended begins where the coverage of its stream ends, or is cut there; so what a
-job writes again after a crash is not in the lake twice.
+rows leave, coverage stays. So a number without a row is explained: collected before it was read (inside the coverage),
+or not read yet (behind it). Appended rows begin where the coverage of their stream ends, or are cut there. So rows that
+a job writes again after a crash are not in the lake twice.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ from tidings.client.events import LOST
 from tidings.core.errors import BadInput
 from tidings.core.filters import ARROW, AttrType, parse_attributes
 from tidings.core.hashing import Seqs, content_hashes
-from tidings.core.ids import FIRST, StreamId
+from tidings.core.ids import FIRST, StreamId, StreamName
 from tidings.core.rows import DATA, GC, NO_ROWS, ROW_SCHEMA, WHERE, ArrowRows, Origin, Rows
 from tidings.core.span import Span
-from tidings.protocols.catalog import StreamDef
+from tidings.protocols.services.catalog import StreamDef
 
 FORMAT = 1
 """The number of this layout; a newer one is refused."""
@@ -72,7 +74,7 @@ KINDS = {"data": DATA, "gc": GC}
 CHUNK = 16_384  # rows of a span that is read back; ours, as in a message
 TRIES = 10  # commits that others may make before this one gives up; ours
 TAKEN = (
-    100  # commits before the oldest snapshot whose files stay: whoever is slow sees that their numbers are taken; ours
+    100  # commits before the oldest snapshot whose files stay: a slow writer sees that their numbers are taken; ours
 )
 PAUSE = 0.05  # seconds until others have finished what they do with two files; ours
 ABANDONED = 86_400.0  # seconds after which a file that no commit names is taken to be left behind; ours
@@ -146,14 +148,22 @@ class Snapshot:
             self.coverage |= {stream: clipped(self.coverage[stream], ends) for stream in ends}
         for cover in commit.coverage:
             self.coverage[cover.stream] = covered([*self.coverage.get(cover.stream, []), cover])
-        self.definitions |= {each.name: each for each in commit.definitions}
-        self.deleted = (self.deleted - {each.name for each in commit.definitions}) | set(commit.deleted)
+        self.definitions |= {each.id: each for each in commit.definitions}
+        self.deleted = (self.deleted - {each.id for each in commit.definitions}) | set(commit.deleted)
         self.ends |= {name: max(end, self.ends.get(name, FIRST)) for name, end in commit.ends.items()}
 
     @property
     def streams(self) -> list[StreamId]:
         """The streams of which something is known."""
         return sorted({*self.coverage, *self.definitions})
+
+    def id_of(self, stream: StreamName | StreamId) -> StreamId:
+        """The stream that a name means: the newest, if several have had the name; raises `BadInput` if none has."""
+        named = [each for each in self.definitions.values() if stream in (each.name, each.id)]
+        if not named:
+            known = ", ".join(sorted({each.name for each in self.definitions.values()})) or "none"
+            raise BadInput(f"stream {stream!r} is not in the lake: there are {known}")
+        return max(named, key=lambda each: (each.id not in self.deleted, each.created)).id
 
     def end(self, stream: StreamId) -> int:
         """The first number of a stream that is not in the lake yet."""

@@ -17,7 +17,7 @@ import msgspec
 from tidings.client.url import SCHEME, parse_url
 from tidings.core.errors import BadInput
 from tidings.core.ids import FIRST, StreamId
-from tidings.protocols.leases import BYTES
+from tidings.protocols.services.leases import BYTES
 
 Offsets: TypeAlias = str | dict[StreamId, int | str]
 """earliest, latest, or for each stream a number or one of the two."""

@@ -1,23 +1,24 @@
 """The declarative pipeline: a Spark Declarative Pipelines project in a directory, and a run of it.
 
     DIR/
-      spark-pipeline.yml             the project; made by the first run, and then left alone
+      spark-pipeline.yml             the project; the first run writes it, later runs leave it alone
       transformations/tidings.py     defines the tables (spark/tables.py); files beside it may define more
       warehouse/<table>/             the tables, as Parquet
       storage/                       how far each flow has got
-      metastore/                     what tables there are (Derby, embedded)
-      failure.txt                    all that Spark had to say of the last run that failed
+      metastore/                     which tables there are (Derby, embedded)
+      failure.txt                    all that Spark said about the last run that failed
 
-Pipelines run over Spark Connect. A server of our own, on loopback, at a free port and behind a token that only this
-process knows, runs inside the Spark driver and ends with it. The catalog is Hive's with an embedded metastore: one in
-memory has forgotten the tables when the next run finds their directories. One run at a time works in a directory.
+Pipelines run over Spark Connect. Its server runs inside the Spark driver, on loopback, at a free port and behind a
+token that only this process knows, and ends with the driver. The catalog is Hive's with an embedded metastore: one in
+memory would not know the tables when the next run finds their directories. One run at a time works in a directory.
 
-A run holds leases on all streams from before it asks for anything, and leaves them for the next. So rows are read as of
-no later than where the run ends: of no key the last event is missing because one that the run does not read has
-collected it. And what is collected between two runs is still there for the second, for as long as a lease lasts.
+A run holds leases on all streams from before its first question, and leaves them for the next run. So rows are read as
+of a number that is no later than the end of the run: the last event of a key is never missing because an event that the
+run does not read has collected it. Rows that are collected between two runs are still there for the second, for as long
+as a lease lasts.
 
-Before anything is taken in, the last event of what was taken in that the cluster still has is compared with the tables,
-for each stream: a cluster that was replaced has another one at that number.
+Before a run takes anything in, it compares one event of each stream with its tables: the last one taken in that the
+cluster still has. A cluster that was replaced has another event at that number.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tidings import sync
 from tidings.client.url import SCHEME
 from tidings.core.errors import BadInput, TidingsError
-from tidings.core.ids import is_internal
+from tidings.core.ids import MARK, is_internal, stream_name
 from tidings.spark.session import DEFAULT_MASTER, NoSpark, require_java, spark
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Replaced(TidingsError):
     """The tables are of another cluster."""
 
 
-class Busy(TidingsError):
+class PipelineBusy(TidingsError):
     """Another run works in the same directory."""
 
 
@@ -104,12 +105,14 @@ class Project:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Be the only run in this directory; raises `Busy`."""
+        """Be the only run in this directory; raises `PipelineBusy`."""
         with open(self.root / ".lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise Busy(f"a pipeline already runs in {self.root}: wait for it, or use another --dir") from None
+                raise PipelineBusy(
+                    f"a pipeline already runs in {self.root}: wait for it, or use another --dir"
+                ) from None
             yield
 
     def conf(self) -> dict[str, str]:
@@ -201,6 +204,14 @@ def _recognize(session: SparkSession, project: Project, sources: Sequence[Source
             continue
         table = session.table(name)
         covered = table.where(f"NOT ({is_event()})").groupBy("stream").agg({"before": "max"}).collect()
+        named = {stream.name: stream for stream in source.streams.values()}
+        for stream, _ in covered:
+            now = named.get(stream_name(stream))
+            if now is not None and now.id != stream and stream.partition(MARK)[2] not in now.past:
+                raise Replaced(
+                    f"stream {now.name!r} is another one in region {source.region} than in {project.warehouse}: these "
+                    "are the tables of another cluster; --full-refresh begins anew, with what there is"
+                )
         ends = {stream: end for stream, end in covered if stream in source.streams}
         batches = [source.newest(stream, end) for stream, end in sorted(ends.items())]
         here = [event for batch in batches if batch is not None for event in batch.to_pylist()]

@@ -17,9 +17,9 @@ from tidings.spark.lake import Snapshot
 
 
 async def live(connection: Connection, stream: StreamId, lo: int, hi: int | None) -> AsyncIterator[Span]:
-    """What the cluster has of [lo, hi), or of all there is; what is not published yet is waited for."""
-    if hi is None:
-        hi = (await connection.stream(stream)).horizon
+    """What the cluster has of [lo, hi), as far as it is published."""
+    horizon = (await connection.stream(stream)).horizon
+    hi = horizon if hi is None else min(hi, horizon)
     if lo < hi:
         async with connection.read(stream, lo, hi) as reading:
             async for rows in reading:
@@ -29,9 +29,7 @@ async def live(connection: Connection, stream: StreamId, lo: int, hi: int | None
 def seam(snapshot: Snapshot, stream: StreamId, lo: int, hi: int | None) -> int:
     """Where to turn from the lake to the cluster; raises `BadInput` for a range that is none."""
     if lo < FIRST or (hi is not None and hi <= lo):
-        raise BadInput(f"{stream}: [{lo}, {hi}) is not a range of numbers: they begin at {FIRST}, and --to is above")
-    if stream not in snapshot.definitions:
-        known = ", ".join(sorted(snapshot.definitions)) or "none"
-        raise BadInput(f"stream {stream!r} is not in the lake: there are {known}")
+        to = "" if hi is None else f" --to {hi}"
+        raise BadInput(f"--from {lo}{to} is not a range of numbers: they begin at {FIRST}, and --to is above --from")
     end = max(snapshot.end(stream), lo)
     return end if hi is None else min(end, hi)

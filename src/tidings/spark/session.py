@@ -1,6 +1,6 @@
-"""A Spark session for Tidings' own jobs: quiet, on loopback, with the Python that runs us.
+"""A Spark session for Tidings' own jobs: quiet, on loopback, with the Python that runs this process.
 
-What users set themselves (`spark-submit --conf`, `SPARK_CONF_DIR`) is theirs; this is for jobs that a `tidings` command
+Settings of users (`spark-submit --conf`, `SPARK_CONF_DIR`) stay theirs; this is for jobs that a `tidings` command
 starts. A session that exists already is used as it is.
 """
 
@@ -56,10 +56,9 @@ def require_java() -> str:
 def spark(
     master: str = DEFAULT_MASTER, name: str = "tidings", conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session, stopped at the end if it was made here."""
+    """A session, stopped at the end if it was made here. On a terminal stderr shows that it starts."""
     try:
         from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise NoSpark("pyspark is not installed: pip install 'tidings[spark]'") from error
@@ -67,6 +66,25 @@ def spark(
     if running is not None:
         yield running
         return
+    with _shown(f"starting Spark at {master} ..."):
+        session = _start(master, name, conf or {})
+    try:
+        yield session
+    except KeyboardInterrupt:  # the user stopped it and need not read stack traces of its tasks
+        with suppress(Py4JError, OSError):
+            session.sparkContext.setLogLevel("OFF")
+        raise
+    finally:
+        with suppress(Py4JError, OSError):  # its JVM may have died; what that led to says more
+            session.stop()
+
+
+def _start(master: str, name: str, conf: Mapping[str, str]) -> SparkSession:
+    """Start a session; raises `BadInput` or `NoSpark`."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
     _refuse_strange(master)
     _refuse_silent(master)
     require_java()
@@ -76,22 +94,31 @@ def spark(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settle()
     builder = SparkSession.builder.appName(name).master(master)
-    for key, value in (_conf(master) | dict(conf or {})).items():
+    for key, value in (_conf(master) | dict(conf)).items():
         builder = builder.config(key, value)
     try:
         session = builder.getOrCreate()
     except (PySparkException, Py4JError) as error:
         raise BadInput(f"no Spark session at master {master!r}: {said_of(error)}") from error
     session.sparkContext.setLogLevel("ERROR")
-    try:
-        yield session
-    except KeyboardInterrupt:  # whoever stops it knows why its tasks end, and need not read their frames
-        with suppress(Py4JError, OSError):
-            session.sparkContext.setLogLevel("OFF")
-        raise
-    finally:
-        with suppress(Py4JError, OSError):  # its JVM may have died; what that led to says more
-            session.stop()
+    return session
+
+
+@contextmanager
+def _shown(text: str) -> Iterator[None]:
+    """Show a text on stderr meanwhile, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.file_proxy import FileProxy
+
+    if isinstance(sys.stderr, FileProxy):  # a progress bar is shown there already: the text goes above it
+        print(text, file=sys.stderr)
+        yield
+        return
+    with Console(stderr=True).status(text):
+        yield
 
 
 def _refuse_strange(master: str) -> None:

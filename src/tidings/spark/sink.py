@@ -1,14 +1,14 @@
 """`df.writeStream.format("tidings")` and `df.write.format("tidings")`: every batch exactly once.
 
-Tasks stage their rows at the owner of the stream, under query, batch, partition and an attempt of their own; what a
-task returns says which attempt that is. The driver commits the attempts that Spark has chosen, in one step; an attempt
-that lost a race, or whose executor died, is never published. When Spark runs a batch again after it was committed (the
-driver died before it wrote that down) the owner knows the batch and changes nothing.
+Tasks stage their rows at the owner of the stream, under query, batch, partition and an attempt of their own; the result
+of a task names the attempt. The driver commits the attempts that Spark has chosen, in one step. An attempt that lost a
+race, or whose executor died, is never published. If Spark runs a batch again after it was committed (the driver died
+before it wrote that down), the owner recognises the batch and changes nothing.
 
-A streaming query is known by its ``writerId``, which must be the same in every run of it and in no other query. Each
-batch write is a commit of its own: when it fails nothing is published, when it is run again it is published again.
+A streaming query is identified by its ``writerId``, which must be the same in every run of it and in no other query.
+Each batch write is a commit of its own: if it fails nothing is published, if it is run again it is published again.
 
-Rows stay columns all the way: Spark hands over Arrow batches, and chunks of them are what the owner stores.
+Rows stay columns all the way: Spark hands over Arrow batches, and the owner stores chunks of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidings.core.errors import BadAttribute, BadInput
 from tidings.core.filters import conform, parse_attributes
 from tidings.core.filters.types import RESERVED
 from tidings.core.ids import StreamId
-from tidings.protocols.sinks import Attempt, SinkBatch
+from tidings.protocols.services.sinks import Attempt, SinkBatch
 from tidings.spark.options import CONNECT, ConnectOptions, flag, known
 
 WRITE = (*CONNECT, "stream", "writerId", "writerReset")
@@ -78,7 +78,7 @@ class StagedPart(WriterCommitMessage):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes the batches of a streaming query. Tasks have a copy; whoever commits has another, without the run."""
+    """Writes the batches of a streaming query. Tasks have a copy, the driver has another, without the run."""
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
@@ -182,11 +182,11 @@ def check_columns(stream: StreamId, declared: str, schema: StructType) -> None:
 # --- talking to the owner -------------------------------------------------------------------------------------
 
 
-def _connect(options: WriteOptions) -> sync.Connection:
+def _connect(options: WriteOptions) -> sync.BlockingConnection:
     return sync.connect(options.servers, **options.connecting())
 
 
-def _sink(t: sync.Connection, of: SinkBatch, timeout: float) -> sync.Sink:
+def _sink(t: sync.BlockingConnection, of: SinkBatch, timeout: float) -> sync.BlockingSink:
     named: dict[str, Any] = {"writer": of.writer, "query": of.query, "batch": of.batch, "run": of.run}
     return t.sink(of.stream, **named, once=of.once, reset=of.reset, timeout=timeout)
 
@@ -212,7 +212,7 @@ def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPart]:
 def _commit(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     parts = _parts(messages)
     if len(parts) < len(messages):
-        raise TidingsError(f"{options.stream}: of {len(messages)} tasks {len(messages) - len(parts)} told nothing")
+        raise TidingsError(f"{options.stream}: {len(messages) - len(parts)} of {len(messages)} tasks reported nothing")
     attempts = [part.attempt for part in parts if part.attempt.rows]
     if not attempts:
         return

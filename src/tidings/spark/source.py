@@ -1,16 +1,16 @@
 """Spark reads Tidings: offsets, partitions and rows, for batch reads and streaming queries.
 
 An offset says for each stream {"from", "seq", "asof", "lease"}: the batch has read [from, seq) as of ``asof``, under
-the lease of that name. So a batch is a pure function of its offset, and one that Spark runs again (after a crash, from
-its checkpoint) is the same again, although collection went on meanwhile: the lease keeps what it needs. Where it begins
-is part of the offset because Spark asks for the initial offset once more when it runs the first batch again, and
-"latest" is somewhere else by then.
+the lease of that name. So a batch is a pure function of its offset. A batch that Spark runs again (after a crash, from
+its checkpoint) is the same, although collection went on meanwhile: the lease keeps its rows. ``from`` is part of the
+offset because Spark asks for the initial offset again when it repeats the first batch, and "latest" is a later number
+by then.
 
 The driver holds one lease per stream, renews it while the query runs, moves it forward when Spark commits a batch, and
-leaves it when the query stops, so that a restart within ``leaseSeconds`` resumes it. A lease that expired is noticed by
-the reader that misses rows, as an error that says what to do.
+leaves it when the query stops, so that a restart within ``leaseSeconds`` resumes it. If a lease has expired, the reader
+that misses rows raises an error that says what to do.
 
-Ranges are split between tasks by number, and spread over the replicas of the nearest region; every task opens its own
+Ranges are split between tasks by number, and spread over the replicas of the nearest region. Every task opens its own
 connection. Rows travel as Arrow record batches, filtered at the server.
 """
 
@@ -32,12 +32,12 @@ from pyspark.sql.types import StructField, StructType
 
 from tidings import sync
 from tidings.client.errors import AsofGone, LeaseExpired, TidingsError, UnknownStream
-from tidings.client.events import Rows, StreamInfo
+from tidings.client.events import EventRows, StreamInfo
 from tidings.core.errors import BadInput
 from tidings.core.filters import SYSTEM, AttrType, parse, parse_attributes
-from tidings.core.ids import FIRST, StreamId
+from tidings.core.ids import FIRST, StreamId, stream_name
 from tidings.core.rows import ArrowRows
-from tidings.spark.columns import ATTRS, FIXED, HASH, KEPT, Columns, attributes_of
+from tidings.spark.columns import ATTRS, FIXED, HASH, KEPT, SparkColumns, attributes_of
 from tidings.spark.options import EARLIEST, LATEST, Offsets, ReadOptions
 
 log = logging.getLogger("tidings.spark")
@@ -87,29 +87,31 @@ class Range(InputPartition):
 # --- what there is ------------------------------------------------------------------------------------------
 
 
-def connect(options: ReadOptions) -> sync.Connection:
+def connect(options: ReadOptions) -> sync.BlockingConnection:
     """A connection that is not open yet."""
     return sync.connect(options.servers, **options.connecting())
 
 
 def streams_of(
-    connection: sync.Connection, options: ReadOptions, read: Collection[StreamId] = ()
+    connection: sync.BlockingConnection, options: ReadOptions, read: Collection[StreamId] = ()
 ) -> dict[StreamId, StreamInfo]:
-    """The streams that the options name, as they stand; raises `UnknownStream` with the nearest name.
+    """The streams that the options name, by id, as they stand; raises `UnknownStream` with the nearest name.
 
     Those that were ``read`` before may be there no longer.
     """
     if options.pattern:
-        return {stream.name: stream for stream in connection.streams(options.pattern)}
-    found = {stream.name: stream for stream in connection.streams()}
+        return {stream.id: stream for stream in connection.streams(options.pattern)}
+    there = {name: stream for stream in connection.streams() for name in (stream.name, stream.id)}
+    found: dict[StreamId, StreamInfo] = {}
     for name in options.subscribe:
-        if name not in found:
-            try:
-                found[name] = connection.stream(name)
-            except UnknownStream:
-                if name not in read:
-                    raise
-    return {name: found[name] for name in options.subscribe if name in found}
+        try:
+            stream = there.get(name) or connection.stream(name)
+        except UnknownStream:
+            if name not in {each for id in read for each in (id, stream_name(id))}:
+                raise
+        else:
+            found[stream.id] = stream
+    return found
 
 
 def schema_of(options: ReadOptions) -> StructType:
@@ -144,12 +146,16 @@ def filter_of(options: ReadOptions, attributes: Mapping[str, AttrType], stream: 
 
 def positions(offsets: Offsets, streams: Mapping[StreamId, StreamInfo], name: str) -> dict[StreamId, int]:
     """Where an option says to begin or to end."""
+    ids = {each: id for id, info in streams.items() for each in (info.name, id)}
     if isinstance(offsets, dict):
-        strange = sorted(offsets.keys() - streams.keys())
-        missing = sorted(streams.keys() - offsets.keys())
+        strange = sorted(offsets.keys() - ids.keys())
+        missing = sorted(streams.keys() - {ids[each] for each in offsets.keys() - set(strange)})
         if strange or missing:
-            what = f"names {strange[0]!r}, which is not read" if strange else f"says nothing of stream {missing[0]!r}"
-            raise BadInput(f"option {name!r} {what}: it needs exactly the streams {', '.join(sorted(streams))}")
+            said = f"says nothing of stream {streams[missing[0]].name!r}" if missing and not strange else ""
+            what = said or f"names {strange[0]!r}, which is not read"
+            wanted = ", ".join(sorted([info.name for info in streams.values()]))
+            raise BadInput(f"option {name!r} {what}: it needs exactly the streams {wanted}")
+        offsets = {ids[each]: at for each, at in offsets.items()}
     found: dict[StreamId, int] = {}
     for stream, info in streams.items():
         at = offsets[stream] if isinstance(offsets, dict) else offsets
@@ -192,8 +198,11 @@ def shares(lags: Mapping[StreamId, int], limit: int) -> dict[StreamId, int]:
 
 def batches(options: ReadOptions, schema: StructType, part: Range, *, renew: bool) -> Iterator[pa.RecordBatch]:
     """The rows of a range; ``renew``: nobody else renews the lease while they are read."""
-    columns = Columns(to_arrow_schema(schema, timezone="UTC"), archive=options.archive is not None, json=options.json)
+    columns = SparkColumns(
+        to_arrow_schema(schema, timezone="UTC"), archive=options.archive is not None, json=options.json
+    )
     settings: dict[str, Any] = {"asof": part.asof, "replica": part.replica}
+    told = part.stream if options.archive is not None else stream_name(part.stream)
     with connect(options) as connection:
         if options.filter:
             settings["where"] = filter_of(options, _attributes(schema), connection.stream(part.stream))
@@ -207,7 +216,7 @@ def batches(options: ReadOptions, schema: StructType, part: Range, *, renew: boo
                         judge(span, options)
                         lost += span.lost
                         if span.count and isinstance(span.span.rows, ArrowRows):
-                            yield columns.batch(part.stream, span.span.rows)
+                            yield columns.batch(told, span.span.rows)
                 if options.archive is not None:
                     yield columns.coverage(part.stream, part.lo, part.hi, max(part.asof, part.lo), lost)
         except AsofGone as gone:
@@ -225,7 +234,7 @@ def _attributes(schema: StructType) -> dict[str, AttrType]:
     return {field.name: kinds[field.dataType] for field in schema.fields if field.name not in FIXED}
 
 
-def judge(span: Rows, options: ReadOptions) -> None:
+def judge(span: EventRows, options: ReadOptions) -> None:
     """A range that was declared lost fails the query, or is logged; a collected one is nothing to speak of.
 
     An archive keeps what there is, and writes down what is lost.
@@ -249,8 +258,8 @@ def forgotten(part: Range, gone: AsofGone, *, planned: bool) -> NoReturn:
 
 
 def resumed(
-    connection: sync.Connection, stream: StreamId, name: str, options: ReadOptions, ttl: float
-) -> sync.Lease | None:
+    connection: sync.BlockingConnection, stream: StreamId, name: str, options: ReadOptions, ttl: float
+) -> sync.BlockingLease | None:
     """A lease that somebody was granted, or None if it is over; then a read may still succeed."""
     lease = connection.lease(stream, name=name, resume=True, ttl=ttl, bytes=options.lease_bytes)
     try:
@@ -260,7 +269,9 @@ def resumed(
         return None
 
 
-def granted(connection: sync.Connection, stream: StreamId, options: ReadOptions, asof: int = 0) -> sync.Lease:
+def granted(
+    connection: sync.BlockingConnection, stream: StreamId, options: ReadOptions, asof: int = 0
+) -> sync.BlockingLease:
     """A new lease, as of the end of the stream, or of less while another lease keeps that."""
     name = f"spark-{secrets.token_hex(8)}"
     wanted = connection.lease(stream, asof=asof, name=name, ttl=options.lease_seconds, bytes=options.lease_bytes)
@@ -278,7 +289,7 @@ class BatchReader(DataSourceReader):
         self.schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        leases: dict[StreamId, sync.Lease] = {}
+        leases: dict[StreamId, sync.BlockingLease] = {}
         needed: set[StreamId] = set()
         with connect(self.options) as connection:
             try:
@@ -292,7 +303,7 @@ class BatchReader(DataSourceReader):
                         lease.release()
         return ranges
 
-    def _planned(self, connection: sync.Connection, leases: dict[StreamId, sync.Lease]) -> list[Range]:
+    def _planned(self, connection: sync.BlockingConnection, leases: dict[StreamId, sync.BlockingLease]) -> list[Range]:
         """What is to be read, under ``leases`` that are granted here."""
         options = self.options
         start: Offset = {}
@@ -322,8 +333,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
         self.schema = schema
-        self._connection: sync.Connection | None = None
-        self._leases: dict[StreamId, sync.Lease] = {}
+        self._connection: sync.BlockingConnection | None = None
+        self._leases: dict[StreamId, sync.BlockingLease] = {}
         self._initial: Offset | None = None  # where a query without a checkpoint begins
         self._begun = False
         self._left: set[StreamId] = set()  # that are there no longer
@@ -412,13 +423,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             connection.close(flush=False)
 
     @property
-    def _link(self) -> sync.Connection:
+    def _link(self) -> sync.BlockingConnection:
         if self._connection is None:
             self._connection = connect(self.options)
             self._connection.open()
         return self._connection
 
-    def _lease(self, stream: StreamId, known: str, asof: int = 0) -> sync.Lease:
+    def _lease(self, stream: StreamId, known: str, asof: int = 0) -> sync.BlockingLease:
         """The lease of a stream: the one that is held, the one in the checkpoint, or a new one."""
         lease = self._leases.get(stream)
         if lease is None and known:

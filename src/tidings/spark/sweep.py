@@ -1,8 +1,8 @@
-"""Many independent runs as Spark tasks: a function over points, results as they come, on whatever master there is.
+"""Many independent runs as Spark tasks: a function over points, results as they arrive, on any Spark master.
 
-One point is one task, so that a long one does not hold up others. Results travel to the driver in an accumulator,
-which Spark adds to exactly once per finished task of an action, as soon as that task has ended: so they can be stored
-and counted while the rest still runs. Nothing but the driver needs to see the directory where they are stored.
+One point is one task, so that a long one does not delay others. Results travel to the driver in an accumulator, which
+Spark adds to exactly once per finished task of an action, as soon as that task has ended. So they can be stored and
+counted while the rest still runs. Only the driver needs to see the directory where they are stored.
 
 A point that kills its worker (no memory left, a crash in native code) fails like one that raises, although Spark then
 gives up the whole job.
@@ -55,13 +55,13 @@ def results(
     spark: SparkSession, task: Task, points: Sequence[Point], version: Version | None = None, died: Died | None = None
 ) -> Iterator[list[Result]]:
     """Run ``task`` for every point; yields results a few at a time, in the order in which they end, and now and then
-    none, so that whoever keeps them can write them down meanwhile.
+    none, so that the caller can store them meanwhile.
 
     A point whose worker dies is set aside. The others go on, from the other end, since those beside it may be as large;
     then it is tried once more, alone, and if its worker dies again that is its result, as ``died`` makes it of the
     point and the reason, or it has failed. Raises `PointsFailed` at the end if points failed, and `SweepFailed` as soon
-    as a worker turns out to have another ``version`` than this process: it does not run its point. Whoever leaves early
-    cancels the rest.
+    as a worker turns out to have another ``version`` than this process: it does not run its point. A caller that stops
+    early cancels the rest.
     """
     sweep = _Sweep(spark, task, points, version)
     aside: list[int] = []

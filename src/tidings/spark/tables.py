@@ -6,13 +6,13 @@
     health           materialized  for each stream rates, latency, what is collected
     audit            materialized  the evidence (spark/audit.py): for each subscriber and stream a verdict, violations
 
-Rows and what they cover come from the same batch of the same query, and the others are functions of the intake: what is
-published while a run goes on is in all tables or in none, and the next run takes it. A region has a table of its own
-because files count by the log of the one query that writes them: of two flows into a table, one loses batches.
-Attributes are JSON, because the columns of a table stay while streams, and their attributes, come and go.
+Rows and what they cover come from the same batch of the same query, and the other tables are functions of the intake.
+So an event that is published during a run is in all tables or in none, and the next run takes it. Each region has a
+table of its own because files count by the log of the one query that writes them: of two flows into a table, one loses
+batches. Attributes are JSON, because the columns of a table stay while streams and their attributes come and go.
 
 Collection and audit are those of `tidings.check`, per stream, as a grouped map: a stream's rows and receipts have to
-fit into the memory of one task. Receipts for what the intake does not have yet wait for the next run.
+fit into the memory of one task. Receipts for events that the intake does not have yet wait for the next run.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from tidings.check.survivors import Ints, Survivors, ints
 from tidings.client.events import LOST
 from tidings.client.url import SCHEME
 from tidings.core.errors import BadInput
-from tidings.core.ids import FIRST, RECEIPTS, RegionId, StreamId, is_internal
+from tidings.core.ids import FIRST, MARK, RECEIPTS, RegionId, StreamId, StreamName, is_internal, stream_name
 from tidings.core.rows import WHERE
 from tidings.spark.audit import EVIDENCE, UNKNOWN, Facts, latencies, percentiles, published_rows, with_gone
 from tidings.spark.columns import ATTRS, COVERAGE, FIXED, HASH, KEPT
+from tidings.spark.incremental_audit import COVERS, TOLD, AuditState
 from tidings.spark.lake import Cover, covers_of
-from tidings.spark.standing import COVERS, TOLD, Standing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 URL, TOKEN, LEASE, HELD = "tidings.url", "tidings.token", "tidings.lease", "tidings.held"
 """Settings of a session: where the cluster is, for how many seconds rows are kept for the next run, and, as JSON, as of
-which number a lease of whoever runs this keeps the rows of each stream."""
+which number a lease of the running process keeps the rows of each stream."""
 
 DEFAULT_URL = "tidings://127.0.0.1:7400"
 LEASE_SECONDS = 3600.0  # ours, as for an archive: a pipeline that runs once an hour finds its own lease
@@ -59,7 +59,7 @@ RECENT = 60  # seconds before the last event of a stream in which its present ra
 ABOUT = "about"  # the stream that a row is of, or that a receipt is about
 COLUMNS = (*FIXED, *KEPT, HASH, ATTRS)
 INTAKE = tuple([f"`{name}`" for name in COLUMNS])
-EVENTS = (*FIXED, "before", f"`{WHERE}`", ATTRS)
+EVENTS = (*[name for name in FIXED if name != "stream"], "before", f"`{WHERE}`", ATTRS)
 _TIME = pa.timestamp("us", tz="UTC")
 LIVE = pa.schema(
     [
@@ -82,32 +82,32 @@ HEALTH = pa.schema(
 )
 
 
-class Place(msgspec.Struct, frozen=True):
+class RegionSource(msgspec.Struct, frozen=True):
     """A region: where its replicas are, and the streams that it owns, its receipts among them."""
 
     servers: str
     streams: dict[StreamId, Facts]
 
 
-def look(url: str, token: str = "") -> dict[RegionId, Place]:
+def look(url: str, token: str = "") -> dict[RegionId, RegionSource]:
     """What there is to read; raises what a client raises when there is no cluster."""
     from tidings.spark.archive import Source, regions_of
 
-    found: dict[RegionId, Place] = {}
+    found: dict[RegionId, RegionSource] = {}
     whole = url if url.startswith(SCHEME) else SCHEME + url
     with sync.connect(whole, token=token or None, timeout=TIMEOUT) as connection:
         for region, servers in sorted(regions_of(connection).items()):
             source = Source(region, servers, connection)
             source.look()
             streams = {name: Facts(each.gc, each.attrs) for name, each in sorted(source.streams.items())}
-            found[region] = Place(servers, streams)
+            found[region] = RegionSource(servers, streams)
     return found
 
 
 # --- a stream, in a task --------------------------------------------------------------------------------------
 
 
-class Taken(msgspec.Struct, frozen=True):
+class BatchTaken(msgspec.Struct, frozen=True):
     """What the intake has of one stream: events, what is covered and lost, receipts."""
 
     stream: StreamId
@@ -117,7 +117,7 @@ class Taken(msgspec.Struct, frozen=True):
     told: pa.Table
 
     @classmethod
-    def of(cls, stream: StreamId, rows: pa.Table) -> Taken:
+    def of(cls, stream: StreamId, rows: pa.Table) -> BatchTaken:
         """From all rows about a stream."""
         receipts = pc.not_equal(rows["stream"], stream)
         ranging = pc.is_in(rows["kind"], pa.array([COVERAGE, LOST]))
@@ -155,7 +155,7 @@ def _receipts(rows: pa.Table) -> pa.Table:
     return pa.Table.from_pylist(made, schema=TOLD)
 
 
-def grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[Taken]:
+def grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[BatchTaken]:
     """The streams of a partition that is sorted by what rows are about."""
     kept: list[pa.Table] = []
     stream = ""
@@ -163,15 +163,15 @@ def grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[Taken]:
         table = pa.Table.from_batches([batch])
         for each in table[ABOUT].unique().to_pylist():
             if each != stream and kept:
-                yield Taken.of(stream, pa.concat_tables(kept))
+                yield BatchTaken.of(stream, pa.concat_tables(kept))
                 kept = []
             stream = each
             kept.append(table.filter(pc.equal(table[ABOUT], each)))
     if kept:
-        yield Taken.of(stream, pa.concat_tables(kept))
+        yield BatchTaken.of(stream, pa.concat_tables(kept))
 
 
-def state(known: Facts, taken: Taken) -> pa.Table:
+def state(known: Facts, taken: BatchTaken) -> pa.Table:
     """`live` of one stream."""
     alive = taken.alive(known.gc)
     events = taken.events
@@ -181,7 +181,7 @@ def state(known: Facts, taken: Taken) -> pa.Table:
     return events.filter(pc.is_in(events["seq"], last.combine_chunks())).select(LIVE.names).sort_by("seq").cast(LIVE)
 
 
-def standing(known: Facts, taken: Taken) -> pa.Table:
+def health_of(known: Facts, taken: BatchTaken) -> pa.Table:
     """`health` of one stream."""
     if not taken.ranges.num_rows:
         return HEALTH.empty_table()
@@ -202,6 +202,12 @@ def standing(known: Facts, taken: Taken) -> pa.Table:
     regions = [*events["region"][:1].to_pylist(), *taken.ranges["region"].drop_null()[:1].to_pylist(), None]
     said |= {"region": regions[0]} | _rates(events["published_at"])
     return pa.Table.from_pylist([said], schema=HEALTH)
+
+
+def _called(rows: pa.Table, stream: StreamName | StreamId) -> pa.Table:
+    """The rows of one stream with its name, or with the id of one that is no more: another may have its name."""
+    at = rows.schema.get_field_index("stream")
+    return rows.set_column(at, rows.schema.field(at), pa.repeat(pa.scalar(stream), rows.num_rows))
 
 
 def begun(owners: Mapping[StreamId, RegionId], schema: pa.Schema) -> pa.Table:
@@ -228,14 +234,14 @@ def _rates(times: pa.ChunkedArray) -> dict[str, Any]:
     }
 
 
-def verdicts(known: Facts, taken: Taken) -> pa.Table:
+def verdicts(known: Facts, taken: BatchTaken) -> pa.Table:
     """`audit` of one stream: of the receipts for what is there, or ought to be by now."""
     covers = taken.ranges.select(COVERS.names).cast(COVERS)
-    new = Standing(rows=taken.rows, covers=covers, waiting=taken.told)
-    return Standing().advance(taken.stream, new, known, keep=sys.maxsize, settle=True)[1]
+    new = AuditState(rows=taken.rows, covers=covers, waiting=taken.told)
+    return AuditState().advance(taken.stream, new, known, keep=sys.maxsize, settle=True)[1]
 
 
-Work: TypeAlias = Callable[[Facts, Taken], pa.Table]
+Work: TypeAlias = Callable[[Facts, BatchTaken], pa.Table]
 
 
 # --- the definitions -----------------------------------------------------------------------------------------
@@ -260,7 +266,7 @@ def define(spark: SparkSession) -> None:
     _define_views(spark, [intake_of(region) for region in places], facts, owners)
 
 
-def _define_intake(spark: SparkSession, region: RegionId, place: Place, chosen: Mapping[str, str]) -> None:
+def _define_intake(spark: SparkSession, region: RegionId, place: RegionSource, chosen: Mapping[str, str]) -> None:
     from pyspark import pipelines as dp
 
     held: dict[StreamId, int] = json.loads(chosen[HELD])
@@ -313,7 +319,8 @@ def _define_views(
     def by_stream(work: Work, columns: pa.Schema, besides: DataFrame | None = None) -> DataFrame:
         def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for taken in grouped(batches):
-                yield from work(facts.get(taken.stream, UNKNOWN), taken).to_batches()
+                called = stream_name(taken.stream) if taken.stream in facts else taken.stream
+                yield from _called(work(facts.get(taken.stream, UNKNOWN), taken), called).to_batches()
 
         rows: Any = intake().selectExpr(f"{about()} AS {ABOUT}", *INTAKE)
         rows = rows if besides is None else rows.union(besides)
@@ -324,7 +331,9 @@ def _define_views(
 
     @dp.materialized_view(comment="Every event once, the collected ones too; attrs is a JSON object.")
     def events() -> DataFrame:
-        return intake().where(f"NOT startswith(stream, '_') AND {is_event()}").selectExpr(*EVENTS)
+        there = ", ".join([f"'{stream}'" for stream in sorted(facts)])
+        name = f"CASE WHEN stream IN ({there}) THEN substring_index(stream, '{MARK}', 1) ELSE stream END AS stream"
+        return intake().where(f"NOT startswith(stream, '_') AND {is_event()}").selectExpr(name, *EVENTS)
 
     @dp.materialized_view(comment="For each stream and key the last event that nothing has collected.")
     def live() -> DataFrame:
@@ -332,7 +341,7 @@ def _define_views(
 
     @dp.materialized_view(comment="For each stream rates, latency in milliseconds, and what is collected.")
     def health() -> DataFrame:
-        return by_stream(standing, HEALTH, all_begun())
+        return by_stream(health_of, HEALTH, all_begun())
 
     @dp.materialized_view(comment="For each subscriber and stream a verdict; rows with an invariant are violations.")
     def audit() -> DataFrame:

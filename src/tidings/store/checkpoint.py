@@ -1,19 +1,20 @@
-"""Checkpoints: the replica's state, written beside its log a slice at a time, so that the log before it can go.
+"""Checkpoints: the replica's state, written beside its log a slice at a time, so that the log before it can be deleted.
 
-A checkpoint is *fuzzy*: it says what the histories held when the log was committed up to ``lsn``, but its pieces are
-taken over many turns, while records above that are committed. A later piece may therefore lack rows that those records
-have collected; it says so by its asof, as any span does. Why that recovers to the right state: the last piece comes
-after all of those records in the log, and carries how far they were committed; recovery loads the pieces (rows and
-asof, up to the horizons noted at the beginning), then commits the same records again up to there, and by then every
-horizon has reached every asof. Nothing is asked of the histories in between.
+A checkpoint is *fuzzy*. It is the state of the histories when the log was committed up to ``lsn``, but its pieces are
+taken over many turns, while later records are committed. A later piece may lack rows that those records have collected;
+its asof says so, as with any span. Recovery is right for this reason: the last piece comes after all of those records
+in the log and carries how far they were committed. Recovery loads the pieces (rows and asof, up to the horizons noted
+at the beginning) and commits the same records again up to there. By then every horizon has reached every asof. The
+histories are not read before that.
 
-What defines streams is taken whole at the beginning: a definition that a later one has collected would be missing when
-the rows of its stream are loaded. So are leases, or what they keep would be purged while it is loaded.
+Definitions of streams are taken whole at the beginning: a definition that a later one has collected would be missing
+when the rows of its stream are loaded. So are leases: without them the rows that they keep would be purged while they
+are loaded.
 
-It is given up, and begun again later, when the ground moves: the log is cut back, a snapshot arrives, a stream is
-dropped, or a part is refused (a refusal rests on rows that a later piece may no longer have, so replaying it could end
-otherwise). Until the last piece is durable the old checkpoint and the whole log count, in the same transaction they
-cease to: a crash at any instant finds one or the other.
+A checkpoint is abandoned and begun again later when its base changes: the log is cut back, a snapshot arrives, a stream
+is dropped, or a part is refused (a refusal depends on rows that a later piece may lack). Until the last piece is
+durable the old checkpoint and the whole log count. The same transaction replaces them, so a crash at any instant finds
+one or the other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 
 from tidings.core.ids import FIRST, StreamId
 from tidings.core.span import Span
-from tidings.protocols.log import Checkpoint, Log, Lsn
+from tidings.protocols.replication.log import Checkpoint, Log, Lsn
 from tidings.store.store import Store
 
 MINIMUM_BYTES = 64 << 20  # ours: a log of this size is replayed in about a second
@@ -100,7 +101,7 @@ class _Running:
 
     def __init__(self, log: Log, store: Store) -> None:
         self.lsn: Lsn = log.committed
-        self.made = log.made(self.lsn)
+        self.record_epoch = log.epoch_of(self.lsn)
         self.generation = store.begin_checkpoint()
         self.began_at = store.written_bytes
         self.bytes = 0
@@ -141,7 +142,7 @@ class _Running:
         self.bytes += sum([span.wire_size for span in spans])
         index, self._index = self._index, self._index + 1
         last = not self._left
-        epochs = log.token_epoch, log.joined_epoch, self.made
+        epochs = log.token_epoch, log.joined_epoch, self.record_epoch
         return Checkpoint(self.lsn, index, tuple(spans), last, log.committed, *epochs)
 
     def _skip_finished(self) -> None:

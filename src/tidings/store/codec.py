@@ -3,9 +3,9 @@
     crc32 of the rest (4) | format (1) | kind (1) | 0 (2) | bytes of header (4) | 0 (4) | number (8)
     | header, msgpack, padded to 8 | bodies of the spans
 
-The number is the entry's place in the log, so a value that turns up under another key is found out. Where the checksum
-stands and what it covers is the same in every format: a value that is whole but of a larger format is too new, one that
-is not whole is damaged.
+The number is the entry's place in the log, so a value under a wrong key is detected. The place and the extent of the
+checksum are the same in every format. A value with a valid checksum and a larger format is too new; a value with an
+invalid one is damaged.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import msgspec
 
 from tidings.core.errors import BadInput
 from tidings.core.wire import SpanHead, decode_spans, encode_spans, unpack
-from tidings.protocols.log import Checkpoint, CutBack, DiskEntry, Installed, Logged, Record, TokenPassed
-from tidings.protocols.membership import Membership
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.log import Checkpoint, CutBack, DiskEntry, Installed, Logged, Record, TokenPassed
 from tidings.store.errors import StoreDamaged, StoreTooNew
 
 FORMAT = 1
 """Of the store as a whole: keys, values and the encoding of rows in them."""
 
-Entry: TypeAlias = DiskEntry | Membership
+Entry: TypeAlias = DiskEntry | ChainConfig
 """What machines persist: a replica its log, the configuration service its decisions."""
 
 _PREFIX = Packer("<BBxxIxxxxQ")
@@ -50,7 +50,7 @@ class _Installed(_Header, frozen=True, gc=False, array_like=True):
     index: int
     last: bool
     spans: tuple[SpanHead, ...]
-    made: int | None = None
+    record_epoch: int | None = None
 
 
 class _Checkpoint(_Header, frozen=True, gc=False, array_like=True):
@@ -61,7 +61,7 @@ class _Checkpoint(_Header, frozen=True, gc=False, array_like=True):
     token_epoch: int
     joined_epoch: int
     spans: tuple[SpanHead, ...]
-    made: int | None = None
+    record_epoch: int | None = None
 
 
 class _CutBack(_Header, frozen=True, gc=False, array_like=True):
@@ -118,16 +118,16 @@ def encode(entry: Entry | State, number: int) -> bytes:
             kind, header = LOGGED, _Logged(record.epoch, record.lsn, committed, heads)
         case CutBack(lsn, epoch):
             kind, header = CUT_BACK, _CutBack(lsn, epoch)
-        case Installed(lsn, index, spans, last, made):
+        case Installed(lsn, index, spans, last, record_epoch):
             heads, body = encode_spans(spans)
-            kind, header = INSTALLED, _Installed(lsn, index, last, heads, made)
+            kind, header = INSTALLED, _Installed(lsn, index, last, heads, record_epoch)
         case TokenPassed(epoch):
             kind, header = TOKEN_PASSED, _TokenPassed(epoch)
-        case Checkpoint(lsn, index, spans, last, committed, token_epoch, joined_epoch, made):
+        case Checkpoint(lsn, index, spans, last, committed, token_epoch, joined_epoch, record_epoch):
             heads, body = encode_spans(spans)
             kind = CHECKPOINT
-            header = _Checkpoint(lsn, index, last, committed, token_epoch, joined_epoch, heads, made)
-        case Membership(region, epoch, replicas, joining):
+            header = _Checkpoint(lsn, index, last, committed, token_epoch, joined_epoch, heads, record_epoch)
+        case ChainConfig(region, epoch, replicas, joining):
             kind, header = MEMBERSHIP, _Membership(region, epoch, replicas, joining)
         case State():
             kind, header = STATE, entry
@@ -162,16 +162,18 @@ def _entry(header: _Header, body: memoryview) -> Entry | State:
     match header:
         case _Logged(epoch, lsn, committed, parts):
             return Logged(Record(epoch, lsn, decode_spans(parts, body)), committed)
-        case _Installed(lsn, index, last, spans, made):
-            return Installed(lsn, index, decode_spans(spans, body), last, made)
-        case _Checkpoint(lsn, index, last, committed, token_epoch, joined_epoch, spans, made):
-            return Checkpoint(lsn, index, decode_spans(spans, body), last, committed, token_epoch, joined_epoch, made)
+        case _Installed(lsn, index, last, spans, record_epoch):
+            return Installed(lsn, index, decode_spans(spans, body), last, record_epoch)
+        case _Checkpoint(lsn, index, last, committed, token_epoch, joined_epoch, spans, record_epoch):
+            return Checkpoint(
+                lsn, index, decode_spans(spans, body), last, committed, token_epoch, joined_epoch, record_epoch
+            )
         case _CutBack(lsn, epoch):
             return CutBack(lsn, epoch)
         case _TokenPassed(epoch):
             return TokenPassed(epoch)
         case _Membership(region, epoch, replicas, joining):
-            return Membership(region, epoch, replicas, joining)
+            return ChainConfig(region, epoch, replicas, joining)
     assert isinstance(header, State)
     return header
 

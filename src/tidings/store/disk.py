@@ -1,12 +1,12 @@
-"""The durable log in LMDB, as the commit thread sees it: groups of changes in, one transaction and one sync each.
+"""The durable log in LMDB, as the commit thread sees it: groups of changes, one transaction and one sync each.
 
 Keys, in their order: the `State`; the pieces of checkpoints, by generation and index; the entries of the log, by
-number. The state says which of them count and changes in the same transaction as they do, so at every instant the
-file holds either all of a group or nothing of it, and an entry that is missing is noticed.
+number. The state says which of them count. It changes in the same transaction, so at every instant the file holds a
+whole group or nothing of it, and a missing entry is detected.
 
-What no longer counts is *garbage*: ranges of keys, deleted a slice at a time along with later groups (and when idle),
-because deleting a hundred thousand entries at once would hold up every acknowledgement behind it. Deleted pages are
-used again, so under a steady load the file stops growing.
+Entries that no longer count are *garbage*: ranges of keys that are deleted a slice at a time together with later
+groups (and when idle). Deleting a hundred thousand entries at once would delay every acknowledgement behind it. Deleted
+pages are used again, so under a steady load the file stops growing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from struct import Struct as Packer
 import lmdb
 import msgspec
 
-from tidings.protocols.log import Checkpoint
+from tidings.protocols.replication.log import Checkpoint
 from tidings.store import files
 from tidings.store.codec import Entry, State, decode, encode
 from tidings.store.errors import StoreDamaged, StoreError, StoreFailed, StoreForeign, StoreFull, StoreTooNew
@@ -55,7 +55,7 @@ class Purge(msgspec.Struct, frozen=True, gc=False):
     kept: tuple[tuple[int, int], ...]
 
 
-class Change(msgspec.Struct, frozen=True, gc=False):
+class DiskChange(msgspec.Struct, frozen=True, gc=False):
     """One step of a group: an entry of the log, or (``generation`` > 0) a piece of a checkpoint."""
 
     entry: Entry
@@ -64,7 +64,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     purge: Purge | None = None
 
 
-class Disk:
+class LogDisk:
     """One open environment."""
 
     def __init__(self, path: Path, node: str, map_size: int, max_map_size: int) -> None:
@@ -115,7 +115,7 @@ class Disk:
         os.close(self._lock)
 
     def _make_durable(self) -> None:
-        """Sync what a process has left that died before it could: whoever reads it takes it to be on the disk."""
+        """Sync what a process wrote and did not sync before it died: readers take it to be on the disk."""
         try:
             self._sync()
             files.sync_directory(self.path.parent)
@@ -184,7 +184,7 @@ class Disk:
 
     # --- writing ------------------------------------------------------------------------------------
 
-    def commit(self, changes: list[tuple[Change, bytes]]) -> None:
+    def commit(self, changes: list[tuple[DiskChange, bytes]]) -> None:
         """Write changes with their encoded values, all or nothing, and make them durable.
 
         `StoreFull`: nothing has changed, try again later. `StoreFailed`: what is on the disk is not known any more.
@@ -213,7 +213,7 @@ class Disk:
         if self.on_sync is not None:
             self.on_sync()
 
-    def _write(self, changes: list[tuple[Change, bytes]]) -> tuple[State, deque[tuple[bytes, bytes]]]:
+    def _write(self, changes: list[tuple[DiskChange, bytes]]) -> tuple[State, deque[tuple[bytes, bytes]]]:
         state = self.state
         garbage = deque(self.garbage)
         with self._environment.begin(write=True) as transaction:
@@ -272,7 +272,7 @@ class Disk:
         return StoreFailed(f"{self.path}: {text}; restart the node")
 
 
-def _followed(state: State, change: Change) -> State:
+def _followed(state: State, change: DiskChange) -> State:
     """The state after a change."""
     replace = msgspec.structs.replace
     if not change.generation:

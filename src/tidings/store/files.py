@@ -1,6 +1,6 @@
-"""The directory of a store: made whole or not at all, locked by one process, put aside when it is damaged.
+"""The directory of a store: created whole or not at all, locked by one process, moved aside when it is damaged.
 
-A store is made under another name, synced, and renamed; so a directory under its own name is complete, and a data file
+A store is made under another name, synced, and renamed. So a directory under its own name is complete, and a data file
 that is missing or empty in it means damage, never "new".
 """
 

@@ -1,10 +1,10 @@
-"""A look at an LMDB file before LMDB maps it: whether its trees can be walked without leaving the file.
+"""A check of an LMDB file before LMDB maps it: whether its trees can be walked without leaving the file.
 
-LMDB trusts its file. A page number that leads outside of it is a bus error, a broken node an abort, a page that is
-both free and in use is overwritten later; all of these would take the process along. So the pages are walked here
-first, read-only and within bounds: both meta pages, every branch and leaf page of the two trees (the free list and the
-entries), the first page of every large value, and every page number that is said to be free. Values are not looked at;
-they carry their own checksums. What is wrong is `StoreDamaged`.
+LMDB trusts its file. A page number outside the file is a bus error, a broken node is an abort, and a page that is both
+free and in use is overwritten later; each of these would end the process. So the pages are walked here first,
+read-only and within bounds: both meta pages, every branch and leaf page of the two trees (the free list and the
+entries), the first page of every large value, and every page number in the free list. Values are not read; they carry
+their own checksums. What is wrong raises `StoreDamaged`.
 
 The layout is that of LMDB 0.9 (data version 1) on a 64-bit little-endian machine.
 """

@@ -1,15 +1,15 @@
 """The durable log of a node: `Persist` in, `Persisted` out, once it is on the disk.
 
-`write` is called in the event loop and only queues. A commit thread takes whatever is queued, encodes it, writes it in
-one transaction, syncs, and reports the last token covered; then it takes what has come in meanwhile. There is no timer:
+`write` is called in the event loop and only queues. A commit thread takes the queue, encodes it, writes it in one
+transaction, syncs, and reports the last token covered. Then it takes what has been queued meanwhile. There is no timer:
 the slower the disk, the larger the groups.
 
-Guarantees. After a crash or a power cut `open` gives back what was written, in order, up to some entry at or after the
+Guarantees. After a crash or a power cut `open` returns what was written, in order, up to some entry at or after the
 last one reported; or it raises, if the disk has changed what it was given. A group is on the disk as a whole or not at
-all. While there is no room nothing is reported and nothing lost: the group is tried again until there is.
+all. While the disk is full nothing is reported and nothing lost: the group is tried again until there is room.
 
-The queue has a bound: `write` says whether it is exceeded, `over` whether it still is. It is for the host to hold
-publishers back then; what a machine persists is never refused, because its own windows bound that.
+The queue has a bound: `write` says whether it is exceeded, `over` whether it still is. The host then stops reading from
+publishers. What a machine persists is never refused, because its own windows bound that.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import msgspec
 import numpy as np
 
 from tidings.core.errors import BadInput
-from tidings.protocols.log import Checkpoint, CutBack, Installed, Logged
-from tidings.protocols.membership import Membership
+from tidings.protocols.replication.chain_config import ChainConfig
+from tidings.protocols.replication.log import Checkpoint, CutBack, Installed, Logged
 from tidings.store import files
 from tidings.store.codec import Entry, encode, size_of
-from tidings.store.disk import Change, Disk, Purge
+from tidings.store.disk import DiskChange, LogDisk, Purge
 from tidings.store.errors import StoreError, StoreFailed, StoreFull
 
 MAP_BYTES = 1 << 30  # ours: address space, not disk; enough for the smallest checkpoint interval several times over
@@ -96,7 +96,7 @@ class Places:
 class Store:
     """The log of one node. Everything but the commit thread's own work is called in the event loop."""
 
-    def __init__(self, disk: Disk | None, queue_bytes: int) -> None:
+    def __init__(self, disk: LogDisk | None, queue_bytes: int) -> None:
         self.entries: list[Entry] = []  # what was found at the opening; drop it when the machine has it
         self.stats = Stats()
         self.condition: Condition = "open"
@@ -113,7 +113,7 @@ class Store:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._persisted: Callable[[int], None] = lambda token: None
         self._changed: Callable[[Condition, StoreError | None], None] = lambda condition, error: None
-        self._waiting: deque[tuple[Change, int | None, int]] = deque()  # change, token, bytes
+        self._waiting: deque[tuple[DiskChange, int | None, int]] = deque()  # change, token, bytes
         self._answer: int | None = None  # memory: the token to report when the turn is settled
         self._wake = threading.Condition()
         self._closing: Literal["no", "flush", "drop"] = "no"
@@ -132,13 +132,13 @@ class Store:
         max_map_size: int = MAX_MAP_BYTES,
         queue_bytes: int = QUEUE_BYTES,
     ) -> Store:
-        """Open a store, or make a new one, and read all of it. What is read is durable, whoever wrote it.
+        """Open a store, or make a new one, and read all of it. What is read is durable, whichever process wrote it.
 
         Raises `StoreDamaged`, `StoreTooNew`, `StoreBusy`, `StoreForeign` or `StoreFailed`.
         """
         if durability == "memory":
             return cls(None, queue_bytes)
-        disk = Disk(Path(path), node, map_size, max_map_size)
+        disk = LogDisk(Path(path), node, map_size, max_map_size)
         store = cls(disk, queue_bytes)
         try:
             for entry, number, size in disk.read():
@@ -227,7 +227,7 @@ class Store:
             return True
         self._last += 1
         purge = None
-        if isinstance(record, Membership):  # each one replaces those before it
+        if isinstance(record, ChainConfig):  # each one replaces those before it
             if self._last - self._purged >= 2 * MEMBERSHIPS:
                 self._purged = self._last - MEMBERSHIPS
                 purge = Purge(self._purged, ())
@@ -235,7 +235,7 @@ class Store:
             self.places.follow(record, self._last)
         size = size_of(record)
         self.written_bytes += size
-        return self._queue(Change(record, self._last, 0, purge), token, size)
+        return self._queue(DiskChange(record, self._last, 0, purge), token, size)
 
     def settle(self) -> None:
         """No more will be written in this turn of the loop: without a disk ``persisted`` is called now, once."""
@@ -259,7 +259,7 @@ class Store:
         if piece.last:
             self._purged = self._last
             purge = self.places.purge(piece.lsn, self._last)
-        return self._queue(Change(piece, piece.index, generation, purge), None, size_of(piece))
+        return self._queue(DiskChange(piece, piece.index, generation, purge), None, size_of(piece))
 
     def resize(self, max_map_size: int) -> None:
         """Let the file grow to another bound; a full store goes on."""
@@ -273,7 +273,7 @@ class Store:
 
     # --- in the event loop --------------------------------------------------------------------------
 
-    def _queue(self, change: Change, token: int | None, size: int) -> bool:
+    def _queue(self, change: DiskChange, token: int | None, size: int) -> bool:
         if self.condition in ("failed", "closed"):
             return False  # it would wait for ever; nothing of it is acknowledged
         with self._wake:
@@ -318,21 +318,21 @@ class Store:
         except Exception as error:  # whatever it is, nothing more is acknowledged, and the host must know
             self._tell(self._enter, "failed", StoreFailed(f"{disk.path}: {error!r}"))
 
-    def _take(self, disk: Disk) -> list[tuple[Change, int | None, int]] | None:
+    def _take(self, disk: LogDisk) -> list[tuple[DiskChange, int | None, int]] | None:
         """What is queued, up to the size of a group; nothing while there is garbage to see to; None at the end."""
         with self._wake:
             while not self._waiting and self._closing == "no" and not disk.garbage:
                 self._wake.wait()
             if self._closing == "drop" or (self._closing == "flush" and not self._waiting):
                 return None
-            group: list[tuple[Change, int | None, int]] = []
+            group: list[tuple[DiskChange, int | None, int]] = []
             size = 0
             while self._waiting and size < GROUP_BYTES:
                 group.append(self._waiting.popleft())
                 size += group[-1][2]
         return group
 
-    def _commit(self, disk: Disk, group: list[tuple[Change, int | None, int]]) -> bool:
+    def _commit(self, disk: LogDisk, group: list[tuple[DiskChange, int | None, int]]) -> bool:
         """Make a group durable and report it; False if the store is closed before that."""
         values = [(change, encode(change.entry, change.number)) for change, _, _ in group]
         if not self._until_there_is_room(disk, values):
@@ -352,7 +352,7 @@ class Store:
             self._tell(self._persisted, token)
         return True
 
-    def _until_there_is_room(self, disk: Disk, values: list[tuple[Change, bytes]]) -> bool:
+    def _until_there_is_room(self, disk: LogDisk, values: list[tuple[DiskChange, bytes]]) -> bool:
         """Commit; False if the store is closed before there is room."""
         full = False
         while True:

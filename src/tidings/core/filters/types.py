@@ -140,7 +140,7 @@ def _fitted(name: str, array: pa.Array, kind: AttrType) -> pa.Array:
     try:
         if array.type.equals(target):
             if kind is AttrType.STRING:
-                array.validate(full=True)  # whoever built it may not have looked at its bytes
+                array.validate(full=True)  # its bytes may not have been checked when it was built
             return array
         if not _harmless(array.type, kind):
             raise BadAttribute(
