@@ -122,7 +122,8 @@ class Head:
         return [*out, *self._confirm(now)] if self.later else out
 
     def check(self, backlog: int) -> None:
-        """Answers are bounded."""
+        """Only a head owes answers, and they are bounded."""
+        assert self.chain.is_head or not (self.waiting or self.later), "a replica that is not head owes no answers"
         assert len(self.waiting) <= backlog, "answers owed are bounded by the backlog"
         assert all([len(owed) <= ANSWERS for owed in (*self.waiting.values(), self.later)]), "and for each record"
 

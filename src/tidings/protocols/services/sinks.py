@@ -334,11 +334,13 @@ class Sinks:
                 self.moving[known[1]] = Moving(known)
 
     def check(self) -> None:
-        """Bounds hold; what moves is still staged."""
+        """Bounds hold; what moves is still staged; of runs that are over nothing is."""
         held = sum([chunk.nbytes for chunk in self.dead]) + sum([each.nbytes for each in self.stagings.values()])
         assert held == self.held, f"{held} bytes are staged, not {self.held}"
         assert len(self.stagings) <= self.settings.stagings
         assert len(self.over) <= self.settings.over, f"{len(self.over)} runs that are over are remembered"
+        late = [staging.of for staging in self.stagings.values() if staging.of in self.over]
+        assert not late, f"{late} are over, and staged"
         for moving in self.moving.values():
             assert self.entries[moving.key].owner in self.stagings, "what is being moved is still staged"
             assert len(moving.under_way) <= self.settings.ahead
