@@ -153,7 +153,7 @@ def test_a_slow_subscriber_costs_the_replica_no_memory_and_the_others_no_time(tm
             replica = cluster.hosts[cluster.replica(0)]
             positions = replica.machine.subscriptions.positions
             window = replica.machine.settings.subscriptions
-            behind = [p for p in positions.values() if p.next < total]
+            behind = [p for p in positions.values() if p.said < total]
             assert len(behind) == 1, "the slow one is not fed beyond its window"
             unacked = behind[0].unacked
             assert unacked.bytes <= window.window_bytes + (20 << 20) and len(unacked) <= window.window

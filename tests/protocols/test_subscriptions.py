@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from paper.rig import Owner
-from tidings.core.errors import BadInput
+from tidings.core.filters import Filter, parse
 from tidings.core.gc import GcPolicy
 from tidings.core.history import History
 from tidings.core.ids import NodeId
-from tidings.core.lens import Lens
-from tidings.core.rows import Mask, Rows, before_rows, data_rows
+from tidings.core.lens import ALL
+from tidings.core.rows import Rows, before_rows, data_rows
 from tidings.core.span import Span
 from tidings.protocols.brokers.feeds import FeedTick, Subscriptions
 from tidings.protocols.brokers.messages import (
@@ -22,6 +22,7 @@ from tidings.protocols.brokers.messages import (
     LATEST,
     Consumed,
     Feed,
+    FeedBeat,
     Follow,
     SubscriptionSettings,
     Unfollow,
@@ -47,16 +48,11 @@ def span(lo: int, *payloads: str) -> Span:
     return Span.of("s", lo, rows(lo, *payloads))
 
 
-def match_even(stream: str, where: str) -> Any:
-    """A filter that passes even numbers; its text must be "even"."""
-    if where != "even":
-        raise BadInput(f"filter {where!r} is not in the language")
+EVEN = f"seq IN ({', '.join(map(str, range(2, 1000, 2)))})"
 
-    def match(rows: Rows) -> Mask:
-        found: Mask = rows.numbers % 2 == 0
-        return found
 
-    return match
+def make_filter(stream: str, where: str) -> Filter:
+    return parse(where, {})
 
 
 class Replica(Subscriptions):
@@ -64,7 +60,7 @@ class Replica(Subscriptions):
 
     def __init__(self, **settings: int) -> None:
         self.history = History("s", GcPolicy.parse("none"))
-        super().__init__({"s": self.history, "_inside": self.history}, match_even, SubscriptionSettings(**settings))
+        super().__init__({"s": self.history, "_inside": self.history}, make_filter, SubscriptionSettings(**settings))
 
     def commits(self, *spans: Span) -> list[Any]:
         for each in spans:
@@ -81,7 +77,11 @@ class Replica(Subscriptions):
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.message, Feed):
                 feed = effect.message
-                out.append((feed.at, [(s.lo, s.hi, s.rows.numbers.tolist()) for s in feed.spans]))
+                told = feed.told("s", ALL)
+                out.append((feed.at, [(s.lo, s.hi, s.rows.numbers.tolist()) for s in told]))
+            elif isinstance(effect, Send) and isinstance(effect.message, FeedBeat):
+                told = [(each.at, [(s.lo, s.hi, []) for s in each.told("s", ALL)]) for each in effect.message.singly()]
+                out.append(("beat", *told))
             elif isinstance(effect, Send):
                 out.append(effect.message)
             elif isinstance(effect, Report):
@@ -143,26 +143,27 @@ def test_a_replica_takes_so_many_subscriptions_and_no_more() -> None:
 def test_who_does_not_consume_is_sent_a_window_and_later_what_collection_has_left() -> None:
     replica = Replica(window=2, chunk_rows=1)
     replica.hears(Follow(1, "s", 1))
-    assert replica.commits(span(1, "a", "b", "c", "d")) == [(1, [(1, 2, [1])]), (2, [(2, 3, [2])])]
+    fed = [(1, [(1, 2, [1])]), (2, [(2, 3, [2])]), "subscriber_lagging"]
+    assert replica.commits(span(1, "a", "b", "c", "d")) == fed
     collected = replica.commits(Span.of("s", 5, before_rows(5, [4])))
     assert collected == []
-    assert replica.hears(Consumed(1, 3)) == [(3, [(3, 5, [4])]), (5, [(5, 6, [5])])]  # 3 is collected: coverage alone
+    rest = [(3, [(3, 5, [4])]), (5, [(5, 6, [5])])]
+    assert replica.hears(Consumed(1, 3)) == rest, "3 is collected: coverage alone"
+    assert replica.hears(Consumed(1, 6)) == ["subscriber_live"]
 
 
 def test_what_a_filter_drops_leaves_coverage_that_comes_with_the_next_row() -> None:
     replica = Replica()
-    replica.hears(Follow(1, "s", 1, "even"))
+    replica.hears(Follow(1, "s", 1, EVEN))
     assert replica.commits(span(1, "a")) == []
     assert replica.commits(span(2, "b")) == [(1, [(1, 2, []), (2, 3, [2])])]
-    assert replica.positions["c", 1].lens == Lens("even")
 
 
 def test_coverage_without_rows_comes_with_the_beat() -> None:
     replica = Replica()
-    replica.hears(Follow(1, "s", 1, "even"))
+    replica.hears(Follow(1, "s", 1, EVEN))
     replica.commits(span(1, "a"))
-    assert replica.fed(replica.handle(0.0, Expired(FeedTick()))) == [(1, [(1, 2, [])])]
-    assert replica.fed(replica.handle(0.0, Expired(FeedTick()))) == [(2, [])]  # a sign of life
+    assert beats(replica, 2) == [[("beat", (1, [(1, 2, [])]))], [("beat", (2, []))]], "then it is a sign of life"
 
 
 def test_who_answers_no_beat_is_given_up() -> None:
@@ -182,7 +183,7 @@ def beats(replica: Replica, count: int) -> list[Any]:
 def test_who_has_nothing_to_say_for_long_is_asked_and_given_up_if_it_does_not_answer() -> None:
     replica = Replica(patience=2, ask=3)
     replica.hears(Follow(1, "s", LATEST))
-    life, asked = [(1, [])], [(0, [])]
+    life, asked = [("beat", (1, []))], [("beat", (0, []))]
     assert beats(replica, 7) == [life, life, life, asked, asked, ["subscriber_given_up"], []]
     assert not replica.positions
 
@@ -192,10 +193,10 @@ def test_who_answers_when_it_is_asked_keeps_its_place_and_is_fed_on(answer: Any)
     replica = Replica(patience=2, ask=3)
     replica.hears(Follow(1, "s", LATEST))
     for _ in range(9):
-        assert beats(replica, 5)[-1] == [(0, [])]
+        assert beats(replica, 5)[-1] == [("beat", (0, []))]
         replica.hears(answer)
     assert replica.commits(span(1, "a")) == [(1, [(1, 2, [1])])]
-    assert beats(replica, 1) == [[(2, [])]], "the silence before does not count against it"
+    assert beats(replica, 1) == [[("beat", (2, []))]], "the silence before does not count against it"
 
 
 def test_who_leaves_is_forgotten() -> None:
@@ -219,8 +220,7 @@ def test_what_no_commit_told_of_is_fed_at_the_next_beat() -> None:
     replica = Replica()
     replica.hears(Follow(1, "s", 1))
     replica.history.accept(span(1, "a", "b"))  # as when a snapshot is installed
-    assert replica.fed(replica.handle(0.0, Expired(FeedTick()))) == [(1, [(1, 3, [1, 2])])]
-    assert replica.fed(replica.handle(0.5, Expired(FeedTick()))) == [(3, [])], "then it is a sign of life again"
+    assert beats(replica, 2) == [[(1, [(1, 3, [1, 2])]), ("beat", (3, []))], [("beat", (3, []))]]
 
 
 def test_followers_of_a_deleted_stream_are_told() -> None:
@@ -384,7 +384,7 @@ def test_who_asks_again_while_something_is_on_its_way_is_behind_once_and_goes_on
     """A connection is lost, and what was sent over it arrives all the same, before the answer of the new one."""
     replica = Replica()
     head = ChainConfig("r", 1, ("head",))
-    client = Subscriber(1, "s", EARLIEST, "even", None, head, SubscriptionSettings(), 0)
+    client = Subscriber(1, "s", EARLIEST, EVEN, None, head, SubscriptionSettings(), 0)
 
     def exchange(asked: Effects) -> list[Any]:
         answers = [each for _, message in messages(asked) for each in replica.handle(0.0, Received("c", message))]
@@ -550,8 +550,8 @@ def test_a_durable_subscription_whose_stream_was_deleted_is_told_by_whoever_feed
 def test_every_row_that_passes_is_delivered_once_and_in_order_whatever_is_lost(seed: int) -> None:
     rng = random.Random(seed)
     replicas = {name: Replica(window=3, chunk_rows=4) for name in CHAIN.replicas}
-    where = rng.choice(["", "even"])
-    client = Subscriber(1, "s", EARLIEST, where, None, CHAIN, SubscriptionSettings(), rng.randrange(9))
+    where = rng.choice(["", EVEN])
+    client = Subscriber(1, "s", EARLIEST, where, None, CHAIN, SubscriptionSettings(window=3), rng.randrange(9))
     wire: list[tuple[NodeId, NodeId, Any]] = []
     got: list[int] = []
     now, published = 0.0, 1
@@ -609,6 +609,7 @@ def test_a_slow_subscriber_answers_signs_of_life_and_is_not_given_up() -> None:
 
 def test_what_was_consumed_is_said_once_more_and_an_idle_subscriber_says_nothing() -> None:
     client = subscriber()
+    client.settings = SubscriptionSettings(window=4)
     client.handle(0.1, Received("head", feed(1, span(1, "a"))))
     assert messages(client.handle(0.2, Take(2))) == [("head", Consumed(1, 2))]
     assert messages(client.handle(0.3, Received("head", feed(2)))) == [("head", Consumed(1, 2))]

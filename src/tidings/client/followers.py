@@ -15,7 +15,7 @@ from tidings.client.commands import Open, SubscriberTick
 from tidings.client.fabric import Fabric, Heard
 from tidings.core.filters import Filter, parse, parse_attributes
 from tidings.core.ids import StreamId
-from tidings.protocols.brokers.messages import LATEST, Feed, SubscriptionSettings
+from tidings.protocols.brokers.messages import LATEST, Feed, FeedBeat, SubscriptionSettings
 from tidings.protocols.brokers.subscriber import Subscriber
 from tidings.protocols.kernel import NOTHING, Deliver, Effect, Effects, Input, Received, Report, SetTimer, Time
 
@@ -94,7 +94,9 @@ class Followers:
         if subscriber is None:
             return []
         out = _ticking(id, subscriber.handle(now, input))
-        if type(input) is Received and type(input.message) is Feed and subscriber.horizon is not None:
+        heard = type(input) is Received and isinstance(input.message, Feed | FeedBeat)
+        if heard and subscriber.horizon is not None:
+            assert isinstance(input, Received) and isinstance(input.message, Feed | FeedBeat)
             out.append(Deliver(Heard(id, subscriber.horizon, input.message.horizon)))
             out.extend(self._tapped(id, subscriber))
         if subscriber.over:

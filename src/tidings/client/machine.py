@@ -47,7 +47,15 @@ from tidings.client.questions import ANSWERS, Questions
 from tidings.client.region_clients import RegionPublishers, RegionSinks
 from tidings.core.errors import TidingsError
 from tidings.core.ids import NodeId, RegionId, StreamId, is_internal, stream_name
-from tidings.protocols.brokers.messages import Feed, SubscriptionSettings, Unfollow, Unfollowed
+from tidings.protocols.brokers.messages import (
+    AllConsumed,
+    Consumed,
+    Feed,
+    FeedBeat,
+    SubscriptionSettings,
+    Unfollow,
+    Unfollowed,
+)
 from tidings.protocols.brokers.subscriber import Ended, Learn, Lost, Save, Take
 from tidings.protocols.kernel import (
     NOTHING,
@@ -226,6 +234,8 @@ class ClientMachine:
             if message.id not in self.subscribers:
                 return [Send(input.src, Unfollow(message.id))] if kind is Feed else NOTHING
             return self._subscriber(now, message.id, input)
+        if isinstance(message, FeedBeat):
+            return self._beat(now, input.src, message)
         if kind in PUBLISHING:
             regions = [r for r in self.publishers if input.src in self.memberships[r].replicas] or self.publishers
             return [effect for region in regions for effect in self._publisher(now, region, input)]
@@ -386,6 +396,23 @@ class ClientMachine:
         last = out[-1]
         if type(last) is Deliver and type(last.item) is Ended and last.item.gone:
             out.extend(self._gone(now, self.opened[id].stream))
+        return out
+
+    def _beat(self, now: Time, src: NodeId, beat: FeedBeat) -> list[Effect]:
+        """A replica is there; each of its subscriptions here hears its part, and all of them answer together."""
+        out: list[Effect] = []
+        consumed: list[tuple[int, int]] = []
+        for feed in beat.feeds:
+            if feed[0] not in self.subscribers:
+                out.append(Send(src, Unfollow(feed[0])))
+                continue
+            for effect in self._subscriber(now, feed[0], Received(src, FeedBeat((feed,), beat.within))):
+                if type(effect) is Send and type(effect.message) is Consumed and effect.to == src:
+                    consumed.append((effect.message.id, effect.message.horizon))
+                else:
+                    out.append(effect)
+        if consumed:
+            out.append(Send(src, Consumed(*consumed[0]) if len(consumed) == 1 else AllConsumed(tuple(consumed))))
         return out
 
     def _gone(self, now: Time, stream: StreamId) -> Effects:

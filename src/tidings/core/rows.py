@@ -408,14 +408,16 @@ class CountedRows(msgspec.Struct, frozen=True, gc=False):
 
     def concat(self, later: Sequence[Rows]) -> Rows:
         """These rows and, in ascending order, later ones."""
-        whole: Rows = self
-        for part in later:
-            if whole.count == 0:
-                whole = part
-            elif part.count:
-                if not (isinstance(whole, CountedRows) and isinstance(part, CountedRows) and whole.meets(part)):
-                    raise BadInput(f"counted rows below {self.hi} and later ones do not form one run of one size")
-                whole = CountedRows(whole.first, part.hi, whole.size, whole.collectors + part.collectors)
+        parts = [part for part in (self, *later) if part.count]
+        if not parts:
+            return self
+        whole, *rest = parts
+        if not isinstance(whole, CountedRows):
+            return whole.concat(rest)
+        for part in rest:
+            if not (isinstance(part, CountedRows) and whole.meets(part)):
+                raise BadInput(f"counted rows below {self.hi} and later ones do not form one run of one size")
+            whole = CountedRows(whole.first, part.hi, whole.size, whole.collectors + part.collectors)
         return whole
 
 

@@ -1,9 +1,12 @@
 """The replica's end of plain subscriptions: feeds subscribers what is committed, from any number on, through a filter.
 
 A subscriber asks a replica of its region to *follow* a stream. The replica sends spans as they are committed, at most a
-window of messages ahead of what the subscriber has *consumed*. It keeps one position per subscription and nothing else,
-so a slow subscriber delays nobody and later reads what collection has left (A1.46). Rows that the filter drops leave
-coverage behind, as collected rows do.
+window of messages and bytes ahead of what the subscriber has *consumed*. A slow subscriber delays nobody: it is fed
+from the history when it has consumed something, so it later reads what collection has left (A1.46). Subscribers that
+keep up are fed together (live.py). Rows that the filter drops leave coverage behind, as collected rows do.
+
+A node is told that this replica is alive, and how far the coverage of its subscriptions reaches, in one `FeedBeat` for
+all of them.
 
 Guarantee: of what is committed in [lo, horizon) a subscriber is sent every row that the filter passes and that was not
 collected meanwhile, in order. subscriber.py turns that into exactly once.
@@ -15,23 +18,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from tidings.core.errors import AsofGone, BadInput
+from tidings.core.filters import Filter
 from tidings.core.history import History
 from tidings.core.ids import FIRST, NEVER, NodeId, StreamId, is_hidden, stream_name
-from tidings.core.lens import ALL, Lens
-from tidings.core.rows import NO_ROWS, Mask, Rows
+from tidings.core.rows import Mask
 from tidings.core.span import MESSAGE_BYTES, Span, within
+from tidings.protocols.brokers.live import LiveFeed
 from tidings.protocols.brokers.messages import (
     EARLIEST,
     LATEST,
     NOWHERE,
+    AllConsumed,
     Consumed,
     Feed,
+    FeedBeat,
     Follow,
     SubscriptionSettings,
     Unfollow,
     Unfollowed,
+    feed_size,
 )
-from tidings.protocols.credit import CreditWindow
+from tidings.protocols.brokers.positions import Key, Listener, Position
 from tidings.protocols.kernel import (
     NOTHING,
     Effect,
@@ -46,57 +53,38 @@ from tidings.protocols.kernel import (
     Timer,
 )
 
-Match: TypeAlias = Callable[[Rows], Mask]
-MakeMatch: TypeAlias = Callable[[StreamId, str], Match]
+MakeFilter: TypeAlias = Callable[[StreamId, str], Filter]
 """(stream, SQL) -> the filter; raises `BadInput`."""
+
+COVERAGE_BYTES = 64  # what coverage without rows costs in credit: ours, about its share of a beat
 
 
 class FeedTick(Timer, frozen=True, gc=False):
-    """Tell every subscriber that this replica is there, and send again what was not consumed."""
+    """Tell subscribers that this replica is there, and what they do not know yet."""
 
 
-class Position:
-    """How far one subscriber has been fed."""
-
-    __slots__ = (
-        *("asof", "done", "end", "fixed", "idle", "lens", "match", "next", "quiet", "said", "stream", "unacked"),
-    )
-
-    def __init__(
-        self, stream: StreamId, lo: int, lens: Lens, match: Match | None, end: int = NEVER, fixed: int = 0
-    ) -> None:
-        self.stream = stream
-        self.end = end  # first number that is not wanted
-        self.fixed = fixed  # rows are wanted as of this number; 0: as they are when sent
-        self.next = lo  # first number not looked at
-        self.said = lo  # first number not told of: what lies between has no row that passes the filter
-        self.asof = lo  # as of which that is so
-        self.done = lo  # first number not consumed
-        self.lens = lens
-        self.match = match
-        self.unacked = CreditWindow()
-        self.quiet = 0  # beats since the last message of the subscriber
-        self.idle = 0  # those of them for which it owes an answer
-
-    def consumed(self, horizon: int) -> None:
-        """Everything below ``horizon`` has arrived."""
-        self.done = horizon
-        self.unacked.release(horizon)
+class ScanTick(Timer, frozen=True, gc=False):
+    """Go on with subscriptions whose filters have passed nothing of what was looked at."""
 
 
 class Subscriptions:
     """One replica's subscribers."""
 
-    handles: frozenset[type] = frozenset({Follow, Consumed, Unfollow, FeedTick})
+    handles: frozenset[type] = frozenset({Follow, Consumed, AllConsumed, Unfollow, FeedTick, ScanTick})
 
     def __init__(
-        self, histories: Mapping[StreamId, History], make_match: MakeMatch, settings: SubscriptionSettings
+        self, histories: Mapping[StreamId, History], make_filter: MakeFilter, settings: SubscriptionSettings
     ) -> None:
         self.histories = histories
-        self.make_match = make_match
+        self.make_filter = make_filter
         self.settings = settings
-        self.positions: dict[tuple[NodeId, int], Position] = {}
-        self.by_stream: dict[StreamId, dict[tuple[NodeId, int], Position]] = {}
+        self.positions: dict[Key, Position] = {}
+        self.listeners: dict[NodeId, Listener] = {}
+        self.live: dict[StreamId, LiveFeed] = {}
+        self.by_stream: dict[StreamId, dict[Key, Position]] = {}
+        self.waiting: dict[StreamId, dict[Key, Position]] = {}  # for what is not there yet
+        self.scanning: dict[Key, Position] = {}  # others have their turn before them
+        self.turn = 0  # which part of the nodes is told at the next beat
 
     def start(self) -> SetTimer:
         """Begin to beat."""
@@ -105,7 +93,9 @@ class Subscriptions:
     def handle(self, now: Time, input: Input) -> Effects:
         match input:
             case Received(src, Consumed(id, horizon)):
-                return self._consumed((src, id), horizon)
+                return self._consumed(src, ((id, horizon),))
+            case Received(src, AllConsumed(horizons)):
+                return self._consumed(src, horizons)
             case Received(src, Follow() as follow):
                 return self._follow(src, follow)
             case Received(src, Unfollow(id)):
@@ -113,19 +103,28 @@ class Subscriptions:
                 return NOTHING
             case Expired(FeedTick()):
                 return self._beat()
+            case Expired(ScanTick()):
+                return self._scan()
         return NOTHING
 
     def check(self) -> None:
         for position in self.positions.values():
-            assert position.done <= position.next, "consumed only what was sent"
+            assert position.live or position.done <= position.next, "consumed only what was sent"
             assert len(position.unacked) <= self.settings.window, "credit"
-            assert position.idle <= min(position.quiet, self.settings.patience), "silent subscribers are dropped"
+            assert not position.live or position.open_ended, "only who wants everything is live"
+        for listener in self.listeners.values():
+            assert listener.idle <= min(listener.quiet, self.settings.patience), "silent subscribers are dropped"
+            assert listener.positions, "who has no subscription is forgotten"
+
+    # --- inputs -------------------------------------------------------------------------------------------
 
     def committed(self, stream: StreamId, fresh: Sequence[Span] = ()) -> list[Effect]:
         """The horizon of a stream has moved: feed those who follow it, with the spans that moved it if they can be."""
         effects: list[Effect] = []
-        for key, position in list(self.by_stream.get(stream, {}).items()):
-            self._pump(key, position, effects, fresh)
+        if stream in self.live:
+            self._advance(self.live[stream], effects, fresh)
+        for position in list(self.waiting.get(stream, {}).values()):
+            self._pump(position, effects)
         return effects
 
     def end(self, stream: StreamId, reason: str) -> list[Effect]:
@@ -142,77 +141,153 @@ class Subscriptions:
             return [Send(src, Unfollowed(follow.id, f"stream {stream_name(follow.stream)!r} is unknown here", True))]
         if key not in self.positions and len(self.positions) >= self.settings.subscriptions:
             return [Send(src, Unfollowed(follow.id, "this replica has no room for another subscription"))]
-        lens = Lens(follow.where) if follow.where else ALL
-        try:
-            match = self.make_match(follow.stream, follow.where) if follow.where else None
-        except BadInput as error:
-            return [Send(src, Unfollowed(follow.id, str(error)))]
         lo = {EARLIEST: FIRST, LATEST: history.horizon}.get(follow.lo, follow.lo)
         if lo < FIRST:
             return [Send(src, Unfollowed(follow.id, f"a stream begins at {FIRST}, not at {follow.lo}"))]
         if 0 < follow.hi <= lo:
             return [Send(src, Unfollowed(follow.id, f"[{lo}, {follow.hi}) is not a range of numbers"))]
         self._drop(key)
-        position = Position(follow.stream, lo, lens, match, follow.hi or NEVER, follow.asof)
+        live = self.live.get(follow.stream) or LiveFeed(follow.stream, history.horizon)
+        try:
+            filter = self.make_filter(follow.stream, follow.where) if follow.where else None
+            position = Position(key, follow.stream, lo, filter, follow.hi or NEVER, follow.asof)
+            live.enter(position)
+        except BadInput as error:
+            return [Send(src, Unfollowed(follow.id, str(error)))]
+        self.live[follow.stream] = live
         self.positions[key] = position
         self.by_stream.setdefault(follow.stream, {})[key] = position
+        listener = self.listeners.setdefault(src, Listener())
+        listener.positions[follow.id] = position
+        listener.heard()
         effects: list[Effect] = []
-        self._pump(key, position, effects)
-        return effects or [Send(src, Feed(follow.id, lo, (), history.horizon))]
+        self._pump(position, effects)
+        told = any([type(effect) is Send for effect in effects])
+        return effects if told else [Send(src, Feed(follow.id, lo, (), history.horizon)), *effects]
 
-    def _drop(self, key: tuple[NodeId, int]) -> None:
+    def _drop(self, key: Key) -> None:
         position = self.positions.pop(key, None)
-        if position is not None:
-            keys = self.by_stream[position.stream]
-            del keys[key]
-            if not keys:
-                del self.by_stream[position.stream]
+        if position is None:
+            return
+        stream, (node, id) = position.stream, key
+        self.live[stream].leave(position)
+        self.scanning.pop(key, None)
+        self._no_wait(position)
+        _take_out(self.by_stream, stream, key)
+        if stream not in self.by_stream:
+            del self.live[stream]
+        listener = self.listeners[node]
+        del listener.positions[id]
+        if not listener.positions:
+            del self.listeners[node]
 
-    def _end(self, key: tuple[NodeId, int], position: Position) -> Send:
+    def _end(self, position: Position) -> Send:
         """Tell a subscriber that its stream is gone."""
-        self._drop(key)
-        return Send(key[0], Unfollowed(key[1], f"stream {stream_name(position.stream)!r} was deleted", gone=True))
+        node, id = position.key
+        self._drop(position.key)
+        return Send(node, Unfollowed(id, f"stream {stream_name(position.stream)!r} was deleted", gone=True))
 
-    def _consumed(self, key: tuple[NodeId, int], horizon: int) -> Effects:
-        position = self.positions.get(key)
-        if position is None or horizon > position.next:
-            return NOTHING
-        position.idle = position.quiet = 0
-        if horizon <= position.done:
-            return NOTHING
-        if position.stream not in self.histories:
-            return [self._end(key, position)]
-        position.consumed(horizon)
+    def _consumed(self, src: NodeId, horizons: Sequence[tuple[int, int]]) -> Effects:
         effects: list[Effect] = []
-        self._pump(key, position, effects)
+        for id, horizon in horizons:
+            position = self.positions.get((src, id))
+            if position is None or horizon > position.said:
+                continue
+            self.listeners[src].heard()
+            if horizon <= position.done:
+                continue
+            if position.stream not in self.histories:
+                effects.append(self._end(position))
+                continue
+            position.consumed(horizon)
+            self._pump(position, effects)
         return effects
 
-    def _pump(
-        self, key: tuple[NodeId, int], position: Position, effects: list[Effect], fresh: Sequence[Span] = ()
-    ) -> None:
-        """Send what is committed and fits the window; coverage without rows waits for rows, the end or the beat."""
-        history = self.histories[position.stream]
-        while position.next < min(history.horizon, position.end) and self._credit(position):
-            try:
-                spans = self._next(position, history, fresh)
-            except AsofGone as gone:
-                self._drop(key)
-                effects += [Send(key[0], Unfollowed(key[1], str(gone), floor=gone.floor)), Report("asof_gone")]
-                return
-            if not spans:
-                return
-            position.next = spans[-1].hi
-            if position.match is not None:
-                match = position.match
-                spans = [span.filter(position.lens, match(span.rows)) for span in spans]
-                if position.next < position.end and not any([span.rows.count or span.lost for span in spans]):
-                    position.asof = max([position.asof, *[span.asof for span in spans]])
-                    continue
-                if position.said < spans[0].lo:
-                    spans = [self._hidden(position, spans[0].lo), *spans]
-            self._feed(key, position, spans, effects)
+    # --- feeding those that are live, together --------------------------------------------------------------
 
-    def _next(self, position: Position, history: History, fresh: Sequence[Span]) -> list[Span]:
+    def _advance(self, live: LiveFeed, effects: list[Effect], fresh: Sequence[Span] = ()) -> None:
+        """Feed what has been committed since the last time."""
+        history = self.histories[live.stream]
+        while live.at < history.horizon:
+            if not live.count:
+                live.at = history.horizon
+                return
+            spans = self._as_they_came(live.at, fresh) or history.know(live.at, NEVER, self.settings.chunk_rows)
+            self._share(live, spans, history.horizon, effects)
+
+    def _share(self, live: LiveFeed, spans: Sequence[Span], horizon: int, effects: list[Effect]) -> None:
+        hi = spans[-1].hi
+        late = [span.asof for span in spans if span.asof > span.lo]
+        since = live.asof = max([live.asof, *late])
+        fed: list[Position] = []
+        for positions, parts in live.share(spans):
+            size = feed_size(parts)
+            for position in positions:
+                node, id = position.key
+                effects.append(Send(node, Feed(id, position.said, parts, horizon, hi, since)))
+                position.sent(hi, size)
+            fed += positions
+        live.at = hi
+        for position in fed:
+            if not self._credit(position):
+                live.lag(position)
+                position.lagging = True
+                effects.append(Report("subscriber_lagging"))
+
+    # --- feeding one ----------------------------------------------------------------------------------------
+
+    def _pump(self, position: Position, effects: list[Effect]) -> None:
+        """Send what is committed and fits the window, then decide what the subscription waits for."""
+        if position.live:
+            return
+        try:
+            done = self._send(position, effects)
+        except AsofGone as gone:
+            node, id = position.key
+            self._drop(position.key)
+            effects += [Send(node, Unfollowed(id, str(gone), floor=gone.floor)), Report("asof_gone")]
+            return
+        if not done:
+            if not self.scanning:
+                effects.append(SetTimer(0.0, ScanTick()))
+            self.scanning[position.key] = position
+            return
+        self._no_wait(position)
+        if not self._credit(position):
+            return
+        history, live = self.histories[position.stream], self.live[position.stream]
+        if position.open_ended and position.next == history.horizon:
+            self._advance(live, effects)
+            live.join(position)
+            if position.lagging:
+                position.lagging = False
+                effects.append(Report("subscriber_live"))
+        elif position.next < position.end:
+            self.waiting.setdefault(position.stream, {})[position.key] = position
+
+    def _send(self, position: Position, effects: list[Effect]) -> bool:
+        """Send until there is nothing more or no credit. False: others should have their turn before it goes on."""
+        history = self.histories[position.stream]
+        scanned = 0
+        while position.next < min(history.horizon, position.end) and self._credit(position):
+            if scanned == self.settings.scan:
+                return False
+            spans = self._next(position, history)
+            if not spans:
+                break
+            position.next = spans[-1].hi
+            if position.filter is not None:
+                position.asof = max([position.asof, *[span.asof for span in spans if span.asof > span.lo]])
+                passed = [position.filter.mask(span.rows) for span in spans]
+                kept = zip(spans, passed, strict=True)
+                spans = [_only(span, mask) for span, mask in kept if span.lost or mask.any()]
+                if not spans and position.next < position.end:
+                    scanned += 1
+                    continue
+            self._feed(position, spans, effects)
+        return True
+
+    def _next(self, position: Position, history: History) -> list[Span]:
         """The spans to send next: a message full, or none while the horizon has not reached what they are as of."""
         if position.fixed:
             if history.horizon < position.fixed:
@@ -220,14 +295,10 @@ class Subscriptions:
             hi = min(history.horizon, position.end)
             asof = max(position.fixed, position.next)  # nothing below a number collects it
             return within([history.rows(position.next, hi, asof, self.settings.chunk_rows)])
-        if position.end == NEVER:
-            spans = self._as_they_came(position.next, fresh)
-            if spans:
-                return spans
         return history.know(position.next, position.end, self.settings.chunk_rows)
 
     def _as_they_came(self, lo: int, fresh: Sequence[Span]) -> list[Span]:
-        """The spans just committed that continue from ``lo``: a subscriber that keeps up gets each batch uncopied.
+        """The spans just committed that continue from ``lo``: subscribers that keep up get each batch uncopied.
 
         Empty if they are so many and so small that one span from the history is cheaper.
         """
@@ -245,46 +316,92 @@ class Subscriptions:
         return spans if len(spans) < 2 or rows >= self.settings.apart * len(spans) else []
 
     def _credit(self, position: Position) -> bool:
-        return len(position.unacked) < self.settings.window and position.unacked.bytes < self.settings.window_bytes
+        settings, unacked = self.settings, position.unacked
+        if len(unacked) >= settings.window:
+            return False
+        share = max(settings.least_bytes, settings.total_bytes // len(self.positions))
+        return unacked.bytes < min(settings.window_bytes, share)
 
-    def _hidden(self, position: Position, hi: int) -> Span:
-        """The range up to ``hi`` of which nothing passes the filter."""
-        return Span(position.stream, position.said, hi, max(position.asof, position.said), NO_ROWS, position.lens)
+    def _feed(self, position: Position, spans: list[Span], effects: list[Effect]) -> None:
+        node, id = position.key
+        horizon = self.histories[position.stream].horizon
+        feed = Feed(id, position.said, tuple(spans), horizon, position.next, position.asof)
+        effects.append(Send(node, feed))
+        position.sent(position.next, feed.wire_size)
 
-    def _feed(self, key: tuple[NodeId, int], position: Position, spans: list[Span], effects: list[Effect]) -> None:
-        feed = Feed(key[1], position.said, tuple(spans), self.histories[position.stream].horizon)
-        effects.append(Send(key[0], feed))
-        if spans:
-            position.said = position.asof = spans[-1].hi
-            position.unacked.add(position.said, feed.wire_size)
+    def _no_wait(self, position: Position) -> None:
+        if position.key in self.waiting.get(position.stream, ()):
+            _take_out(self.waiting, position.stream, position.key)
 
-    def _beat(self) -> Effects:
-        effects: list[Effect] = [SetTimer(self.settings.beat, FeedTick())]
-        for key, position in list(self.positions.items()):
-            position.quiet += 1
-            owes = position.unacked or position.quiet > self.settings.ask
-            position.idle = position.idle + 1 if owes else 0
-            if position.stream not in self.histories:
-                effects.append(self._end(key, position))
-            elif position.idle > self.settings.patience:
-                self._drop(key)
-                effects.append(Report("subscriber_given_up"))
-            else:
-                self._catch_up(key, position, effects)
+    def _scan(self) -> Effects:
+        effects: list[Effect] = []
+        scanning, self.scanning = self.scanning, {}
+        for position in scanning.values():
+            if position.stream in self.histories:
+                self._pump(position, effects)
         return effects
 
-    def _catch_up(self, key: tuple[NodeId, int], position: Position, effects: list[Effect]) -> None:
-        """At a beat: send what no commit announced (a snapshot was installed), coverage without rows, or a heartbeat.
+    # --- the beat -------------------------------------------------------------------------------------------
 
-        On an idle stream a subscriber has nothing to acknowledge, so from time to time a heartbeat asks for an answer:
-        otherwise a dead subscriber would keep its place for ever. The end of a connection does not replace that. It is
+    def _beat(self) -> Effects:
+        """Tell nodes what they do not know yet, as many as one beat has room for, in turns."""
+        settings = self.settings
+        effects: list[Effect] = [SetTimer(settings.beat, FeedTick())]
+        for stream, live in self.live.items():
+            if stream in self.histories:
+                self._advance(live, effects)  # what no commit announced: a snapshot was installed
+        nodes = list(self.listeners)
+        turns = -(-len(nodes) // settings.beats) or 1
+        self.turn = (self.turn + 1) % turns
+        for node in nodes[self.turn :: turns]:
+            self._tell(node, self.listeners[node], settings.beat * turns, effects)
+        return effects
+
+    def _tell(self, node: NodeId, listener: Listener, within: float, effects: list[Effect]) -> None:
+        """Tell a node that this replica is there, and of its subscriptions what they do not know yet.
+
+        On an idle stream a subscriber has nothing to acknowledge, so from time to time it is asked for an answer:
+        otherwise a dead node would keep its place for ever. The end of a connection does not replace that. It is
         not noticed when a machine is cut off, and it may come late, when the subscriber has followed again.
         """
-        sent = len(effects)
-        self._pump(key, position, effects)
-        if position.said < position.next and self._credit(position):
-            self._feed(key, position, [self._hidden(position, position.next)], effects)
-        elif len(effects) == sent and position.quiet > self.settings.ask and not position.unacked:
-            effects.append(Send(key[0], Feed(key[1], NOWHERE, (), self.histories[position.stream].horizon)))
-        elif len(effects) == sent:
-            self._feed(key, position, [], effects)
+        listener.quiet += 1
+        asked = listener.quiet > self.settings.ask
+        listener.idle = listener.idle + 1 if asked or listener.owes else 0
+        gone = [position for position in listener.positions.values() if position.stream not in self.histories]
+        effects += [self._end(position) for position in gone]
+        if listener.idle > self.settings.patience:
+            for position in list(listener.positions.values()):
+                self._drop(position.key)
+                effects.append(Report("subscriber_given_up"))
+            return
+        for position in list(listener.positions.values()):
+            self._pump(position, effects)
+        feeds = [self._news(position, asked) for position in listener.positions.values()]
+        if feeds:
+            effects.append(Send(node, FeedBeat(tuple(feeds), within)))
+
+    def _news(self, position: Position, asked: bool) -> tuple[int, int, int, int, int]:
+        """The coverage that a subscription does not know of yet."""
+        live, id = self.live[position.stream], position.key[1]
+        horizon = self.histories[position.stream].horizon
+        if asked and not position.unacked:
+            return id, NOWHERE, 0, 0, horizon
+        at, since = (live.at, live.asof) if position.live else (position.next, position.asof)
+        said = position.said
+        if said < at and self._credit(position):
+            position.sent(at, COVERAGE_BYTES)
+        else:
+            at = said
+        return id, said, at, since, horizon
+
+
+def _only(span: Span, passed: Mask) -> Span:
+    """A span with the rows that pass."""
+    return Span(span.stream, span.lo, span.hi, span.asof, span.rows.take(passed), span.lens, span.lost)
+
+
+def _take_out(table: dict[StreamId, dict[Key, Position]], stream: StreamId, key: Key) -> None:
+    """Remove an entry, and with the last one of a stream the stream."""
+    del table[stream][key]
+    if not table[stream]:
+        del table[stream]

@@ -12,6 +12,7 @@ is delivered exactly once, in order, as long as some replica of the region answe
 from __future__ import annotations
 
 from tidings.core.ids import FIRST, NodeId, StreamId
+from tidings.core.lens import Lens
 from tidings.core.span import Span
 from tidings.protocols.brokers.messages import (
     EARLIEST,
@@ -19,6 +20,7 @@ from tidings.protocols.brokers.messages import (
     NOWHERE,
     Consumed,
     Feed,
+    FeedBeat,
     Follow,
     SubscriptionSettings,
     Unfollow,
@@ -141,6 +143,7 @@ class Subscriber:
         self.stream = stream
         self.lo = lo
         self.where = where
+        self.lens = Lens(where)
         self.name = name
         self.head = HeadClient(membership)  # where the cursor is
         self.settings = settings
@@ -162,6 +165,8 @@ class Subscriber:
         self.began: Time = 0.0
         self.taken = 0  # first number that the application has not taken
         self.ahead = CreditWindow()  # the messages that it has not taken
+        self.owed = self.owed_bytes = 0  # messages that it has taken since it last said so
+        self.silence = settings.silence  # seconds without a sign of life after which another replica is asked
         self.told = True  # what it took was acknowledged twice: the first message may be lost
         self.held = False  # no replica is asked before it has taken some of them
 
@@ -185,6 +190,8 @@ class Subscriber:
         match input:
             case Received(src, Feed() as feed) if feed.id == self.id:
                 return self._feed(now, src, feed)
+            case Received(src, FeedBeat() as beat):
+                return self._beat(now, src, beat)
             case Received(src, Unfollowed(id, reason, unknown, floor, gone)) if id == self.id and src == self._source():
                 if floor:
                     return self._forgotten(now, reason, floor)
@@ -238,22 +245,35 @@ class Subscriber:
         return [Send(self._source(), Follow(self.id, self.stream, lo, self.where, self.hi, self.asof))]
 
     def _take(self, horizon: int) -> list[Effect]:
+        """A replica is told of several messages at once; the rest it hears of at its next beat."""
         self.taken = max(self.taken, horizon)
         self.told = False
-        self.ahead.release(horizon)
+        held = self.ahead.bytes
+        self.owed += self.ahead.release(horizon)
+        self.owed_bytes += held - self.ahead.bytes
         if self.held:
             return self._ask()
-        return [Send(self._source(), Consumed(self.id, horizon))]
+        if 4 * self.owed < self.settings.window and self.owed_bytes < self.settings.ack_bytes:
+            return []
+        self.owed = self.owed_bytes = 0
+        return [Send(self._source(), Consumed(self.id, self.taken))]
+
+    def _beat(self, now: Time, src: NodeId, beat: FeedBeat) -> Effects:
+        """A replica that has many subscribers is heard less often."""
+        if src == self._source():
+            self.silence = max(self.settings.silence, 4 * beat.within)
+        return [effect for feed in beat.singly() if feed.id == self.id for effect in self._feed(now, src, feed)]
 
     def _soon(self, now: Time) -> list[Effect]:
         """Do not wait for long before the next replica is asked."""
         wait = min(self.settings.silence, self.settings.again * 2.0 ** max(self.moves - 1, 0))
-        self.heard = now - self.settings.silence + wait
+        self.heard = now - self.silence + wait
         return []
 
     def _move(self, now: Time) -> list[Effect]:
         self.turn += 1
         self.moves += 1
+        self.silence = self.settings.silence
         self.heard = now
         return [Report("subscriber_moved"), *self._ask()]
 
@@ -291,24 +311,27 @@ class Subscriber:
         if self.horizon is None:
             self.horizon = feed.at
         self.taken = self.taken or self.horizon
-        if feed.spans and len(self.ahead) >= 2 * self.settings.window:  # more than one window, each cut in another way
+        tells = feed.end > feed.at
+        if tells and len(self.ahead) >= 2 * self.settings.window:  # more than one window, each cut in another way
             self.held = True
             return NOTHING
         effects: list[Effect] = []
-        for span in feed.spans:
-            if span.stream == self.stream and span.lo <= self.horizon < span.hi:
-                effects.append(Deliver(Fed(self.id, span.slice(self.horizon, span.hi))))
-                self.horizon = span.hi
+        if not feed.spans or feed.spans[0].stream == self.stream:
+            for span in feed.told(self.stream, self.lens):
+                if span.lo <= self.horizon < span.hi:
+                    effects.append(Deliver(Fed(self.id, span.slice(self.horizon, span.hi))))
+                    self.horizon = span.hi
         if effects:
-            self.ahead.add(self.horizon)
+            self.ahead.add(self.horizon, feed.wire_size)
         if feed.at > self.horizon:  # something between was lost
             return [*effects, Report("subscription_gap"), *self._ask()]
         # The replica's position of this subscriber is an old one. It asked from a smaller number, because a connection
         # was lost, while spans were still on their way to it. It asks once more, from where it is, and loses nothing.
-        if not feed.spans and feed.at < self.horizon:
+        if not effects and not feed.spans and feed.at < self.horizon:
             return [Report("subscription_behind"), *self._ask()]
         if not feed.spans and (self.taken < self.horizon or not self.told):  # slow, but alive; the last may be lost
             self.told = True
+            self.owed = self.owed_bytes = 0
             effects.append(Send(src, Consumed(self.id, self.taken)))
         return effects
 
@@ -354,7 +377,7 @@ class Subscriber:
         slept, self.ticked = not 0 <= now - self.ticked <= self.settings.silence / 2, now
         if slept:
             self.heard = now  # this client slept: messages that came meanwhile are still to be read
-        elif now - self.heard > self.settings.silence:
+        elif now - self.heard > self.silence:
             self.head.rotate()
             effects.extend(self._move(now))
         return effects

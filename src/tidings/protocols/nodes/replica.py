@@ -123,7 +123,7 @@ class Replica:
         self.recovery = Recovery(region, self.log, table.owners, self.streams, self.inter_region, settings.recovery)
         place = Place(me, region, self.chain.membership)
         self.fabric = settings.fabric.source(place, self.log.histories, rng)
-        self.subscriptions = Subscriptions(self.log.histories, table.match, settings.subscriptions)
+        self.subscriptions = Subscriptions(self.log.histories, table.filter_of, settings.subscriptions)
         self.queries = Queries(table, self.chain, self.inter_region, settings)
         self.head = head = Head(self.log, self.chain, self._replicate, lambda: self.recovery.active)
         self._sinking = SinkService(head, table, settings.sinks)

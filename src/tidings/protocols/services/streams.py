@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 
 from tidings.core.errors import BadInput
-from tidings.core.filters import ARROW, parse_attributes
+from tidings.core.filters import ARROW, Filter, parse_attributes
 from tidings.core.filters import parse as parse_filter
 from tidings.core.gc import GcPolicy
 from tidings.core.history import History
@@ -21,7 +21,6 @@ from tidings.core.predicates import refuse_unsound
 from tidings.core.rows import ROW_SCHEMA, WHERE, ArrowRows, CountedRows, Origin, Rows, before_rows
 from tidings.core.small_rows import SmallRows
 from tidings.core.span import MESSAGE_BYTES, Span
-from tidings.protocols.brokers.feeds import Match
 from tidings.protocols.kernel import Report, Time
 from tidings.protocols.replication.log import Log
 from tidings.protocols.services.catalog import PREFIX, Catalog, StreamDef, definitions_in, definitions_of
@@ -157,13 +156,13 @@ class StreamTable:
         found = self.streams.get(stream)
         return found if found is not None and found.region == self.region else None
 
-    def match(self, stream: StreamId, where: str) -> Match:
+    def filter_of(self, stream: StreamId, where: str) -> Filter:
         """The filter of a subscription."""
         definition = self.readable(stream)
         assert definition is not None
         if definition.counted:
             raise BadInput(f"stream {stream!r} only counts its events: there is nothing to filter by")
-        return parse_filter(where, parse_attributes(definition.attrs)).mask
+        return parse_filter(where, parse_attributes(definition.attrs))
 
     def misfit(self, id: StreamId, rows: Rows) -> str:
         """Why new rows cannot become part of their stream, or ""; what cannot must not reach the log."""
