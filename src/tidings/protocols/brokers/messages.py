@@ -110,9 +110,6 @@ class FeedBeat(Message, frozen=True, gc=False):
     feeds: tuple[tuple[int, int, int, int, int], ...]
     within: float
 
-    def valid(self) -> bool:
-        return 0.0 <= self.within < 1e6 and all([min(feed) >= 0 and max(feed) <= NEVER for feed in self.feeds])
-
     @property
     def wire_size(self) -> int:  # type: ignore[override]
         return 24 + 24 * len(self.feeds)
@@ -143,9 +140,6 @@ class AllConsumed(Message, frozen=True, gc=False):
     from_clients: ClassVar[bool] = True
 
     horizons: tuple[tuple[int, int], ...]
-
-    def valid(self) -> bool:
-        return all([min(pair) >= 0 and max(pair) <= NEVER for pair in self.horizons])
 
     @property
     def wire_size(self) -> int:  # type: ignore[override]

@@ -50,6 +50,8 @@ from tidings.protocols.services.publishing import NotHead
 
 TRIES = 5  # savings of a cursor without an answer before another replica is asked who is head; ours: a second
 
+LONGEST = 60.0  # seconds of silence after which another replica is asked in any case; ours
+
 
 class Take(Command, frozen=True, gc=False):
     """The application has taken everything below ``horizon`` from the subscription."""
@@ -261,7 +263,7 @@ class Subscriber:
     def _beat(self, now: Time, src: NodeId, beat: FeedBeat) -> Effects:
         """A replica that has many subscribers is heard less often."""
         if src == self._source():
-            self.silence = max(self.settings.silence, 4 * beat.within)
+            self.silence = max(self.settings.silence, min(4 * beat.within, LONGEST))
         return [effect for feed in beat.singly() if feed.id == self.id for effect in self._feed(now, src, feed)]
 
     def _soon(self, now: Time) -> list[Effect]:
