@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidings.net.frames import ARENA, PREFIX, FrameError, FrameReader, Outgoing, frame, gather, padded
+from tidings.net.frames import ARENA, PREFIX, Arena, FrameError, FrameReader, Outgoing, frame, gather, padded
 
 SIZES = [0, 0, 0, 1, 8, 100, 3000, 5000, 66_000, ARENA + 1, 3 * ARENA]
 """Of bodies: none, small ones, larger than the first arena, than what is received apart, than the largest arena."""
@@ -48,6 +48,31 @@ def test_any_chunking_gives_the_same_frames(sent: list[tuple[bytes, int]], cuts:
     if len(data) > 300_000:
         cuts = [max(cut, 500) for cut in cuts]  # a byte at a time is for small ones
     assert read(data, cuts) == [(header, body) for (header, _), body in zip(sent, bodies, strict=True)]
+
+
+@given(st.lists(frames, min_size=2, max_size=4), st.data())
+@settings(max_examples=60, deadline=None)
+def test_readers_that_share_an_arena_do_not_disturb_each_other(
+    sent: list[list[tuple[bytes, int]]], data: st.DataObject
+) -> None:
+    arena = Arena()
+    got: list[list[tuple[bytes, int]]] = [[] for _ in sent]
+    readers = [
+        FrameReader(lambda header, body, out=out: out.append((header, len(body))), arena=arena)  # type: ignore[misc]
+        for out in got
+    ]
+    left = [
+        b"".join([written(frame(header, (bytes(size),) if size else ())) for header, size in each]) for each in sent
+    ]
+    while any(left):
+        which = data.draw(st.sampled_from([at for at, rest in enumerate(left) if rest]))
+        room = readers[which].room()
+        pieces = [1, 7, 100, 70_000] if len(left[which]) < 1000 else [500, 70_000]
+        count = min(data.draw(st.sampled_from(pieces)), len(room), len(left[which]))
+        room[:count] = left[which][:count]
+        readers[which].fed(count)
+        left[which] = left[which][count:]
+    assert got == sent
 
 
 @given(st.binary(max_size=20_000), chunkings, st.sampled_from([64, 4096, 1 << 20]))

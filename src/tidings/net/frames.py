@@ -5,9 +5,9 @@
 Both numbers are little-endian; ``length`` counts everything behind them. The header is msgpack, the body the columns
 of rows. It begins on a multiple of 8, so that the columns can be used in place.
 
-Reading: the kernel writes into an arena that is allocated once and reused (decision 0006). Header and body are copied
-out of it once. A large frame that has not fully arrived is received into a buffer of its own. The frames are the same
-however the bytes are split on the way. Bytes that are no frame are a `FrameError`, never another exception.
+Reading: the kernel writes into an arena that is allocated once, reused (decision 0006) and shared by all connections of
+a host. Header and body are copied out of it once. A large frame that has not fully arrived is received into a buffer of
+its own. The frames are the same however the bytes are split on the way. Bytes that are no frame are a `FrameError`, never another exception.
 
 Writing: frames sent in one turn of the loop leave in one write (decision 0006), at the end of the turn, or earlier when
 the sender calls for it.
@@ -35,10 +35,7 @@ MAX_FRAME = 64 << 20
 HELLO_BYTES = 4096  # ours, because a hello is some 100 bytes and a token a few hundred
 HELLO_SECONDS = 5.0  # ours, because TCP repeats a lost first packet after 1 and 3 s
 LINGER_SECONDS = 1.0  # ours: how long a refused peer has to read why; closing at once would reset the connection
-SMALL_ARENA = 16 << 10  # ours, because an edge has thousands of mostly idle connections
-ARENA = (
-    256 << 10
-)  # ours, because larger reads gained nothing on loopback; a connection that fills the small one gets it
+ARENA = 256 << 10  # ours, because larger reads gained nothing on loopback
 DIRECT = 64 << 10  # ours: a body of this size that has not arrived yet is received into memory of its own
 HIGH_WATER = 4 << 20  # ours: bytes in the socket's queue above which a connection is not writable
 JOINED = 16 << 10  # ours, because copying less than this is cheaper than one more element of a writev
@@ -61,7 +58,7 @@ CODES = frozenset(
 )
 """What a `FrameError` of ours may say. Of others only these are counted by name: a peer must not invent counters."""
 
-_BIN = memoryview(bytearray(SMALL_ARENA))
+_BIN = memoryview(bytearray(16 << 10))
 """Where bytes go that nobody will read."""
 
 Buffer: TypeAlias = bytes | memoryview
@@ -107,31 +104,46 @@ OnFrame: TypeAlias = Callable[[bytes, Body], None]
 """(header, body): both belong to the receiver."""
 
 
+class Arena:
+    """Memory that the kernel writes into, for any number of readers: each hands on what came, or keeps the rest."""
+
+    __slots__ = ("data", "view")
+
+    def __init__(self, size: int = ARENA) -> None:
+        self.data = bytearray(size)
+        self.view = memoryview(self.data)
+
+
 class FrameReader:
-    """Turns received bytes into frames. Ask `room` for memory to receive into, then say how much came with `fed`."""
+    """Turns received bytes into frames. Ask `room` for memory to receive into, then say how much came with `fed`.
 
-    __slots__ = ("_arena", "_body", "_end", "_fill", "_head", "_start", "_view", "frames", "limit", "on_frame")
+    Nobody else may use the arena between the two, as nobody does in one turn of a loop. In between a reader holds no
+    more than the beginning of a frame that is not complete: thousands of idle connections cost nothing.
+    """
 
-    def __init__(self, on_frame: OnFrame, limit: int = MAX_FRAME, arena: int = SMALL_ARENA) -> None:
+    __slots__ = ("_arena", "_body", "_fill", "_head", "_rest", "frames", "limit", "on_frame")
+
+    def __init__(self, on_frame: OnFrame, limit: int = MAX_FRAME, arena: Arena | None = None) -> None:
         self.on_frame = on_frame
         self.limit = limit  # bytes of a frame
         self.frames = 0  # handed on
-        self._arena = bytearray(arena)
-        self._view = memoryview(self._arena)
-        self._start = self._end = 0  # of what lies in the arena, not yet handed on
+        self._arena = arena or Arena()
+        self._rest = b""  # the beginning of an incomplete frame
         self._body: memoryview | None = None  # of a large frame on its way in, header included
         self._fill = self._head = 0  # how much of it is there; how long its header is
 
     @property
     def midway(self) -> bool:
         """Whether part of a frame has come."""
-        return self._body is not None or self._end > self._start
+        return self._body is not None or self._rest != b""
 
     def room(self) -> memoryview:
         """Memory for the next bytes; never empty."""
         if self._body is not None:
             return self._body[self._fill :]
-        return self._view[self._end :]
+        start = len(self._rest)
+        self._arena.data[:start] = self._rest
+        return self._arena.view[start:]
 
     def fed(self, count: int) -> None:
         """So many bytes have been written into `room`: hand on the frames that are complete."""
@@ -143,39 +155,34 @@ class FrameReader:
             self.frames += 1
             self.on_frame(bytes(whole[: self._head]), whole[padded(self._head) :])
             return
-        self._end += count
-        filled = self._end == len(self._arena)
-        self._parse()
-        if filled and len(self._arena) < ARENA:
-            self._allot(4 * len(self._arena))
+        end, self._rest = len(self._rest) + count, b""
+        self._parse(end)
 
-    def _parse(self) -> None:
-        start, end = self._start, self._end
-        arena, view, on_frame = self._arena, self._view, self.on_frame
+    def _parse(self, end: int) -> None:
+        """Hand on the frames in the first bytes of the arena, and keep what follows them."""
+        start = 0
+        arena, view, on_frame = self._arena.data, self._arena.view, self.on_frame
         unpack, limit = PREFIX.unpack_from, self.limit
-        try:
-            while end - start >= 8:
-                length, head = unpack(arena, start)
-                if length >= limit - 7 or not 0 < head <= length or head < length < head + -head % ALIGN:
-                    raise self._error(length, head)
-                begin = start + 8
-                stop = begin + length
-                if stop > end:
-                    if length >= DIRECT or length + 8 > len(arena) // 2:
-                        self._receive_apart(length, head, view[begin:end])
-                        start = end
-                    break
-                start = stop
-                self.frames += 1
-                if head == length:
-                    on_frame(bytes(view[begin:stop]), NO_BODY)
-                else:
-                    body = memoryview(bytes(view[begin + padded(head) : stop]))
-                    on_frame(bytes(view[begin : begin + head]), body)
-                limit = self.limit  # a hello has raised it, perhaps
-        finally:
-            self._start, self._end = start, end
-            self._tidy()
+        while end - start >= 8:
+            length, head = unpack(arena, start)
+            if length >= limit - 7 or not 0 < head <= length or head < length < head + -head % ALIGN:
+                raise self._error(length, head)
+            begin = start + 8
+            stop = begin + length
+            if stop > end:
+                if length >= DIRECT or length + 8 > len(arena) // 2:
+                    self._receive_apart(length, head, view[begin:end])
+                    return
+                break
+            start = stop
+            self.frames += 1
+            if head == length:
+                on_frame(bytes(view[begin:stop]), NO_BODY)
+            else:
+                body = memoryview(bytes(view[begin + padded(head) : stop]))
+                on_frame(bytes(view[begin : begin + head]), body)
+            limit = self.limit  # a hello has raised it, perhaps
+        self._rest = bytes(view[start:end])
 
     def _error(self, length: int, head: int) -> FrameError:
         if length + 8 > self.limit:
@@ -187,23 +194,6 @@ class FrameReader:
         self._body = memoryview(pa.allocate_buffer(length)).cast("B")
         self._fill, self._head = len(there), head
         self._body[: self._fill] = there
-
-    def _tidy(self) -> None:
-        """Move the beginning of an incomplete frame to the front when little room is left behind it."""
-        rest = self._end - self._start
-        if rest == 0:
-            self._start = self._end = 0
-        elif len(self._arena) - self._end < len(self._arena) // 2:
-            self._view[:rest] = self._view[self._start : self._end]
-            self._start, self._end = 0, rest
-
-    def _allot(self, size: int) -> None:
-        """Take a larger arena; what lies in the old one moves along."""
-        rest = self._view[self._start : self._end]
-        self._start, self._end = 0, len(rest)
-        self._arena = bytearray(size)
-        self._view = memoryview(self._arena)
-        self._view[: self._end] = rest
 
 
 class Owner(Protocol):
@@ -236,13 +226,15 @@ ExplainError: TypeAlias = Callable[[FrameError], Outgoing]
 class Outbox:
     """Connections that have something to write: at the end of the turn of the loop, or when `flush` is called.
 
-    While it is ``held`` nothing is arranged for the end of the turn: its holder flushes it.
+    While it is ``held`` nothing is arranged for the end of the turn: its holder flushes it. ``arena`` is what these
+    connections receive into.
     """
 
-    __slots__ = ("_due", "held")
+    __slots__ = ("_due", "arena", "held")
 
     def __init__(self) -> None:
         self.held = False
+        self.arena = Arena()
         self._due: list[FrameConnection] = []
 
     def add(self, connection: FrameConnection, loop: asyncio.AbstractEventLoop) -> None:
@@ -282,7 +274,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._max_frame = max_frame
         self._hello_seconds = hello_seconds
         self._high_water = high_water
-        self._reader = FrameReader(self._received, min(HELLO_BYTES, max_frame))
+        self._reader = FrameReader(self._received, min(HELLO_BYTES, max_frame), self._outbox.arena)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._pending: list[Buffer] = []
