@@ -7,7 +7,8 @@ of rows. It begins on a multiple of 8, so that the columns can be used in place.
 
 Reading: the kernel writes into an arena that is allocated once, reused (decision 0006) and shared by all connections of
 a host. Header and body are copied out of it once. A large frame that has not fully arrived is received into a buffer of
-its own. The frames are the same however the bytes are split on the way. Bytes that are no frame are a `FrameError`, never another exception.
+its own. The frames are the same however the bytes are split on the way. Bytes that are no frame are a `FrameError`,
+never another exception.
 
 Writing: frames sent in one turn of the loop leave in one write (decision 0006), at the end of the turn, or earlier when
 the sender calls for it.
