@@ -411,7 +411,12 @@ def _demand_thrift(deployment: Deployment, plan: FaultPlan, sent: Mapping[type, 
     ):  # seven short ones, the long one, its move, and two or three renewals; three more (one of them
         within("leases", 17, sent[Lease], 21)  # asked for thrice, since a connection is lost), and again when released
     within("wants", sent[Append], sent[Want], 3 * sent[Append])
-    within("offers", 3 * sent[Want], sent[Offer], 10 * sent[Want])
+    heads = [deployment.proxy(deployment.membership(region.name).head) for region in plan.scenario.regions]
+    advances = sent[Know] * fabric.fanout + sum([head.log.committed for head in heads]) * fabric.proxy_fanout
+    members = sum([region.clients for region in plan.scenario.regions])
+    shuffles = members * fabric.fanout / fabric.shuffle + regions * fabric.proxy_fanout / fabric.proxy_shuffle
+    offered = advances + shuffles * SECONDS * max([len(head.streams) for head in heads])  # a new neighbour hears of all
+    within("offers", 3 * sent[Want], sent[Offer], 1.5 * offered)  # some come twice: 0.8 to 1.2 of it were seen
 
 
 def _demand_views(
