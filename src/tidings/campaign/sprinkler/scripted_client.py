@@ -498,7 +498,10 @@ class ScriptedClients:
                 yield answer
 
     def _wrong_becauses(self, trace: Trace, told: list[Told]) -> int:
-        """A number that survives everything must be a row; one collected long before the question must not."""
+        """A number that survives everything must be a row; one collected long before the question must not.
+
+        Where something breaks, whoever was asked may be behind: it slept, or joins its chain again.
+        """
         stream = _stream(trace, self.own)
         wrong = 0
         for seq, known, because in told:
@@ -507,8 +510,8 @@ class ScriptedClients:
             if expected.forgotten.any() or expected.lost.any():
                 continue  # told before the loss
             now, then = expected.rows.tolist()
-            if because.state == "not published yet":
-                wrong += self.calm  # else whoever was asked may have slept
+            if because.state == "not published yet" or (because.state == "row" and not then):
+                wrong += self.calm
             else:
                 wrong += because.state not in {"row" if now else "collected", "collected" if not then else "row"}
                 wrong += because.state == "collected" and because.by is not None and not seq < because.by < stream.end
