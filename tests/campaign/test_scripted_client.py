@@ -41,7 +41,10 @@ def test_claimants_are_content_with_a_calm_world_of_three_regions_in_which_one_n
 def test_who_is_slow_is_so_only_until_all_is_mended() -> None:
     """Seed 632: 128 numbers a second at most, of 159, and an outage before: the end was two seconds too far."""
     slow = scripted_client.ScriptedClient(
-        ClientMachine("d", "d", ("p",), MachineSettings(), random.Random(1)), [], frozenset({2}), 17.0
+        ClientMachine("d", "d", ("p",), MachineSettings(subscriptions=scripted_client.FEEDS), random.Random(1)),
+        [],
+        frozenset({2}),
+        17.0,
     )
     nonce = next(
         effect.message.nonce

@@ -96,6 +96,8 @@ GOALS = {
     "change by an operator refused": "change_refused",
     "subscriber moved": "subscriber_moved",
     "subscriber given up": "subscriber_given_up",
+    "subscriber fell behind what is live": "subscriber_lagging",
+    "lagging subscriber back to live": "subscriber_live",
     "subscription gap": "subscription_gap",
     "sink batch committed": "sink_committed",
     "sink commit answered again after fail-over": "sink_again_across_failover",
@@ -114,8 +116,8 @@ CALM = frozenset(
         "lease_released",
         *("publish_busy", "publish_fenced", "publish_rows", "publish_stream", "publisher_retry", "publisher_rows"),
         *("publisher_stream", "read_answered", "recv_overflow", "sink_committed", "sink_moved", "sink_staged"),
-        *("source_switch", "stream_conflict", "subscriber_given_up", "subscriber_moved", "tombstone_delivered"),
-        *("full_restart", "unsynced_lost"),
+        *("source_switch", "stream_conflict", "subscriber_given_up", "subscriber_lagging", "subscriber_live"),
+        *("full_restart", "subscriber_moved", "tombstone_delivered", "unsynced_lost"),
     }
 )
 """All that a run without faults may count; for anything else it has no reason."""

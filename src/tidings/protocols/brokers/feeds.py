@@ -38,7 +38,7 @@ from tidings.protocols.brokers.messages import (
     Unfollowed,
     feed_size,
 )
-from tidings.protocols.brokers.positions import Key, Listener, Position
+from tidings.protocols.brokers.positions import FedNode, Key, Position
 from tidings.protocols.kernel import (
     NOTHING,
     Effect,
@@ -79,7 +79,7 @@ class Subscriptions:
         self.make_filter = make_filter
         self.settings = settings
         self.positions: dict[Key, Position] = {}
-        self.listeners: dict[NodeId, Listener] = {}
+        self.nodes: dict[NodeId, FedNode] = {}
         self.live: dict[StreamId, LiveFeed] = {}
         self.by_stream: dict[StreamId, dict[Key, Position]] = {}
         self.waiting: dict[StreamId, dict[Key, Position]] = {}  # for what is not there yet
@@ -112,9 +112,9 @@ class Subscriptions:
             assert position.live or position.done <= position.next, "consumed only what was sent"
             assert len(position.unacked) <= self.settings.window, "credit"
             assert not position.live or position.open_ended, "only who wants everything is live"
-        for listener in self.listeners.values():
-            assert listener.idle <= min(listener.quiet, self.settings.patience), "silent subscribers are dropped"
-            assert listener.positions, "who has no subscription is forgotten"
+        for fed in self.nodes.values():
+            assert fed.idle <= min(fed.quiet, self.settings.patience), "silent subscribers are dropped"
+            assert fed.positions, "who has no subscription is forgotten"
 
     # --- inputs -------------------------------------------------------------------------------------------
 
@@ -157,9 +157,9 @@ class Subscriptions:
         self.live[follow.stream] = live
         self.positions[key] = position
         self.by_stream.setdefault(follow.stream, {})[key] = position
-        listener = self.listeners.setdefault(src, Listener())
-        listener.positions[follow.id] = position
-        listener.heard()
+        fed = self.nodes.setdefault(src, FedNode())
+        fed.positions[follow.id] = position
+        fed.heard()
         effects: list[Effect] = []
         self._pump(position, effects)
         told = any([type(effect) is Send for effect in effects])
@@ -176,10 +176,10 @@ class Subscriptions:
         _take_out(self.by_stream, stream, key)
         if stream not in self.by_stream:
             del self.live[stream]
-        listener = self.listeners[node]
-        del listener.positions[id]
-        if not listener.positions:
-            del self.listeners[node]
+        fed = self.nodes[node]
+        del fed.positions[id]
+        if not fed.positions:
+            del self.nodes[node]
 
     def _end(self, position: Position) -> Send:
         """Tell a subscriber that its stream is gone."""
@@ -193,7 +193,7 @@ class Subscriptions:
             position = self.positions.get((src, id))
             if position is None or horizon > position.said:
                 continue
-            self.listeners[src].heard()
+            self.nodes[src].heard()
             if horizon <= position.done:
                 continue
             if position.stream not in self.histories:
@@ -350,33 +350,33 @@ class Subscriptions:
         for stream, live in self.live.items():
             if stream in self.histories:
                 self._advance(live, effects)  # what no commit announced: a snapshot was installed
-        nodes = list(self.listeners)
+        nodes = list(self.nodes)
         turns = -(-len(nodes) // settings.beats) or 1
         self.turn = (self.turn + 1) % turns
         for node in nodes[self.turn :: turns]:
-            self._tell(node, self.listeners[node], settings.beat * turns, effects)
+            self._tell(node, self.nodes[node], settings.beat * turns, effects)
         return effects
 
-    def _tell(self, node: NodeId, listener: Listener, within: float, effects: list[Effect]) -> None:
+    def _tell(self, node: NodeId, fed: FedNode, within: float, effects: list[Effect]) -> None:
         """Tell a node that this replica is there, and of its subscriptions what they do not know yet.
 
         On an idle stream a subscriber has nothing to acknowledge, so from time to time it is asked for an answer:
         otherwise a dead node would keep its place for ever. The end of a connection does not replace that. It is
         not noticed when a machine is cut off, and it may come late, when the subscriber has followed again.
         """
-        listener.quiet += 1
-        asked = listener.quiet > self.settings.ask
-        listener.idle = listener.idle + 1 if asked or listener.owes else 0
-        gone = [position for position in listener.positions.values() if position.stream not in self.histories]
+        fed.quiet += 1
+        asked = fed.quiet > self.settings.ask
+        fed.idle = fed.idle + 1 if asked or fed.owes else 0
+        gone = [position for position in fed.positions.values() if position.stream not in self.histories]
         effects += [self._end(position) for position in gone]
-        if listener.idle > self.settings.patience:
-            for position in list(listener.positions.values()):
+        if fed.idle > self.settings.patience:
+            for position in list(fed.positions.values()):
                 self._drop(position.key)
                 effects.append(Report("subscriber_given_up"))
             return
-        for position in list(listener.positions.values()):
+        for position in list(fed.positions.values()):
             self._pump(position, effects)
-        feeds = [self._news(position, asked) for position in listener.positions.values()]
+        feeds = [self._news(position, asked) for position in fed.positions.values()]
         if feeds:
             effects.append(Send(node, FeedBeat(tuple(feeds), within)))
 

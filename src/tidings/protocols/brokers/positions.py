@@ -60,7 +60,7 @@ class Position:
         self.unacked.release(horizon)
 
 
-class Listener:
+class FedNode:
     """A node that has subscriptions. It is told that this replica is alive once for all of them."""
 
     __slots__ = ("idle", "positions", "quiet")
