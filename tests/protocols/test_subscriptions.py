@@ -13,13 +13,14 @@ from tidings.core.filters import Filter, parse
 from tidings.core.gc import GcPolicy
 from tidings.core.history import History
 from tidings.core.ids import NodeId
-from tidings.core.lens import ALL
+from tidings.core.lens import ALL, Lens
 from tidings.core.rows import Rows, before_rows, data_rows
 from tidings.core.span import Span
-from tidings.protocols.brokers.feeds import FeedTick, Subscriptions
+from tidings.protocols.brokers.feeds import FeedTick, ScanTick, Subscriptions
 from tidings.protocols.brokers.messages import (
     EARLIEST,
     LATEST,
+    AllConsumed,
     Consumed,
     Feed,
     FeedBeat,
@@ -717,3 +718,109 @@ def test_a_head_that_does_not_know_yet_that_it_is_one_is_not_asked_again_at_once
     assert messages(client.handle(0.1, Received(client.membership.head, NotHead(older)))) == []
     ((to, asked),) = messages(client.handle(0.1, Received(client.membership.tail, NotHead(client.membership))))
     assert to == client.membership.head and isinstance(asked, OpenCursor)
+
+
+# --- many subscriptions -------------------------------------------------------------------------------------
+
+
+def shared(replica: Replica, *spans: Span) -> list[tuple[int, Feed]]:
+    """What each subscription is sent when spans are committed as they came."""
+    for each in spans:
+        replica.history.accept(each)
+    effects = replica.committed("s", spans)
+    replica.check()
+    return [(e.message.id, e.message) for e in effects if isinstance(e, Send) and isinstance(e.message, Feed)]
+
+
+def test_subscriptions_that_keep_up_share_what_they_are_sent_and_others_cost_nothing() -> None:
+    replica = Replica()
+    for id, where in enumerate(["", "", "seq = 2", "seq = 2", "seq IN (1, 2)", "seq = 9"], 1):
+        replica.hears(Follow(id, "s", EARLIEST, where))
+    batch = span(1, "a", "b", "c")
+    fed = dict(shared(replica, batch))
+    assert fed.keys() == {1, 2, 3, 4, 5}
+    assert fed[1].spans is fed[2].spans and fed[1].spans[0] is batch, "uncopied"
+    assert fed[3].spans is fed[4].spans
+    assert fed[5].spans[1] is fed[3].spans[0], "an event is cut out once for all filters that it passes"
+    told = [(each.lo, each.hi, each.rows.numbers.tolist()) for each in fed[5].told("s", Lens("x"))]
+    assert told == [(1, 4, [1, 2])], "one span for the subscriber, coverage behind the last row included"
+
+
+def test_many_events_for_one_filter_are_copied_once() -> None:
+    replica = Replica()
+    replica.hears(Follow(1, "s", EARLIEST, EVEN))
+    replica.hears(Follow(2, "s", EARLIEST, EVEN))
+    fed = dict(shared(replica, span(1, *["x"] * 40)))
+    assert len(fed[1].spans) == 1 and fed[1].spans is fed[2].spans
+    assert fed[1].spans[0].rows.numbers.tolist() == list(range(2, 41, 2))
+
+
+def test_what_is_lost_is_told_through_every_filter() -> None:
+    replica = Replica()
+    for id, where in enumerate(["", "seq = 9", EVEN], 1):
+        replica.hears(Follow(id, "s", EARLIEST, where))
+    fed = dict(shared(replica, Span.declared_lost("s", 1, 4)))
+    assert {id: feed.spans[0].lost for id, feed in fed.items()} == dict.fromkeys((1, 2, 3), ((1, 4),))
+
+
+def test_one_that_lags_is_fed_from_the_history_and_is_live_again_when_it_has_caught_up() -> None:
+    replica = Replica(window=2)
+    replica.hears(Follow(1, "s", EARLIEST, EVEN))
+    replica.hears(Follow(2, "s", EARLIEST))
+    for number in range(1, 9):
+        replica.commits(span(number, "x"))
+        replica.hears(Consumed(2, number + 1))
+    first, second = replica.positions["c", 1], replica.positions["c", 2]
+    assert second.live and not first.live and first.lagging, "nobody waits for the slow one"
+    fed = replica.hears(Consumed(1, 5))
+    assert fed == [(5, [(5, 9, [6, 8])]), "subscriber_live"] and first.live
+    fed = replica.commits(span(9, "x"), span(10, "x"))
+    assert fed == [(9, [(9, 11, [9, 10])]), (9, [(9, 11, [10])]), "subscriber_lagging"], "both are fed together"
+
+
+def test_a_node_hears_one_beat_for_all_its_subscriptions_and_answers_once() -> None:
+    replica = Replica()
+    for id in (1, 2, 3):
+        replica.hears(Follow(id, "s", EARLIEST, "seq = 9"))
+    replica.commits(span(1, "a"))
+    assert beats(replica, 1) == [[("beat", (1, [(1, 2, [])]), (1, [(1, 2, [])]), (1, [(1, 2, [])]))]]
+    assert all([position.unacked for position in replica.positions.values()])
+    replica.hears(AllConsumed(((1, 2), (2, 2), (7, 2))))
+    assert [bool(position.unacked) for position in replica.positions.values()] == [False, False, True]
+
+
+def test_with_many_nodes_a_beat_tells_some_of_them_and_says_when_it_comes_again() -> None:
+    replica = Replica(beats=2)
+    for node in "abcde":
+        replica.hears(Follow(1, "s", LATEST), node)
+    told = [
+        [(e.to, e.message.within) for e in replica.handle(0.0, Expired(FeedTick())) if type(e) is Send]
+        for _ in range(3)
+    ]
+    assert sorted([node for each in told for node, _ in each]) == list("abcde"), "each once in three beats"
+    assert {within for each in told for _, within in each} == {1.5}
+    client = subscriber()
+    client.handle(0.0, Received("head", FeedBeat(((1, 1, 1, 0, 1),), 1.5)))
+    assert watch(client, 0.2, 6.0) == [], "it does not take that for silence"
+    assert [message for _, _, message in watch(client, 6.2, 6.4)] == [Follow(1, "s", 1)]
+
+
+def test_a_filter_that_passes_nothing_does_not_hold_up_others() -> None:
+    replica = Replica(chunk_rows=1, scan=3)
+    replica.commits(span(1, *["x"] * 8))
+    effects = replica.handle(0.0, Received("c", Follow(1, "s", EARLIEST, "seq = 8")))
+    assert SetTimer(0.0, ScanTick()) in effects and replica.positions["c", 1].next == 4
+    again = replica.handle(0.0, Expired(ScanTick()))
+    assert SetTimer(0.0, ScanTick()) in again and not replica.fed(again)
+    assert replica.fed(replica.handle(0.0, Expired(ScanTick()))) == [(1, [(1, 8, []), (8, 9, [8])])]
+    assert replica.positions["c", 1].live
+
+
+def test_all_subscriptions_together_have_so_many_bytes_in_flight_and_equal_shares() -> None:
+    replica = Replica(total_bytes=4000, least_bytes=1, window_bytes=1 << 20)
+    for id in (1, 2, 3, 4):
+        replica.hears(Follow(id, "s", EARLIEST))
+    for number in range(1, 40):
+        replica.commits(span(number, "x" * 100))
+    for position in replica.positions.values():
+        assert 0 < position.unacked.bytes < 1000 + 400 and not position.live, "a share, and the message that passed it"
