@@ -825,3 +825,17 @@ def test_all_subscriptions_together_have_so_many_bytes_in_flight_and_equal_share
         replica.commits(span(number, "x" * 100))
     for position in replica.positions.values():
         assert 0 < position.unacked.bytes < 1000 + 400 and not position.live, "a share, and the message that passed it"
+
+
+def test_coverage_at_a_beat_may_use_up_the_credit_of_a_live_subscription() -> None:
+    """Campaign seed 5: it stayed live, and the next event was one message too many."""
+    replica = Replica(window=2)
+    replica.hears(Follow(1, "s", EARLIEST, EVEN))
+    replica.commits(span(1, "x"))
+    beats(replica, 1)
+    assert replica.commits(span(2, "x")) == [(2, [(2, 3, [2])]), "subscriber_lagging"]
+    assert replica.hears(Consumed(1, 2)) == ["subscriber_live"]
+    replica.commits(span(3, "x"))
+    beats(replica, 1)
+    assert not replica.positions["c", 1].live
+    assert replica.commits(span(4, "x")) == []

@@ -112,6 +112,7 @@ class Subscriptions:
             assert position.live or position.done <= position.next, "consumed only what was sent"
             assert len(position.unacked) <= self.settings.window, "credit"
             assert not position.live or position.open_ended, "only who wants everything is live"
+            assert not position.live or len(position.unacked) < self.settings.window, "who is live can be fed"
         for fed in self.nodes.values():
             assert fed.idle <= min(fed.quiet, self.settings.patience), "silent subscribers are dropped"
             assert fed.positions, "who has no subscription is forgotten"
@@ -228,11 +229,7 @@ class Subscriptions:
                 position.sent(hi, size)
             fed += positions
         live.at = hi
-        for position in fed:
-            if not self._credit(position):
-                live.lag(position)
-                position.lagging = True
-                effects.append(Report("subscriber_lagging"))
+        effects += [Report("subscriber_lagging") for position in fed if self._hold_back(position)]
 
     # --- feeding one ----------------------------------------------------------------------------------------
 
@@ -329,6 +326,14 @@ class Subscriptions:
         effects.append(Send(node, feed))
         position.sent(position.next, feed.wire_size)
 
+    def _hold_back(self, position: Position) -> bool:
+        """Whether a live subscription has no credit left: then it is not fed with the others any more."""
+        if not position.live or self._credit(position):
+            return False
+        self.live[position.stream].lag(position)
+        position.lagging = True
+        return True
+
     def _no_wait(self, position: Position) -> None:
         if position.key in self.waiting.get(position.stream, ()):
             _take_out(self.waiting, position.stream, position.key)
@@ -390,6 +395,7 @@ class Subscriptions:
         said = position.said
         if said < at and self._credit(position):
             position.sent(at, COVERAGE_BYTES)
+            self._hold_back(position)
         else:
             at = said
         return id, said, at, since, horizon
