@@ -61,6 +61,18 @@ def found(**options: Any) -> ClientMachine:
     return client
 
 
+def test_what_was_opened_by_a_name_that_meant_nothing_follows_the_stream_that_gets_it() -> None:
+    """Campaign seed 1976: it asked for the bare name until it was told that there is no such stream."""
+    client = found()
+    ((source, follow),) = sent(client.handle(1.0, Open(7, "new", 1, "", None, 0)))
+    assert follow.stream == "new"
+    new = StreamDef("new", "r0", number=2, mark="1abc")
+    told_of = Description(1 << 62, "r0", (NEAR, FAR), (*STREAMS, new), {})
+    assert (source, Follow(7, "new~1abc", 1)) in sent(client.handle(1.5, Received(NEAR.head, told_of)))
+    assert client.opened[7].stream == "new~1abc"
+    assert not [each for _, each in sent(client.handle(2.0, Received(NEAR.head, told_of))) if isinstance(each, Follow)]
+
+
 def test_it_asks_one_seed_after_the_other_until_somebody_describes_the_cluster() -> None:
     client = machine()
     ((to, ask),) = sent(client.start(0.0))

@@ -59,6 +59,17 @@ class Followers:
             return effects
         return [*effects, Report("tap_behind"), *self._untap(now, id, behind)]
 
+    def name_streams(self, now: Time) -> list[Effect]:
+        """Streams are known now: what was opened by a name that meant nothing yet follows the stream that has it."""
+        out: list[Effect] = []
+        for id, subscriber in list(self.subscribers.items()):
+            definition = self._view.find(subscriber.stream)
+            if definition is not None and definition.id != subscriber.stream:
+                self.opened[id] = replace(self.opened[id], stream=definition.id)
+                self._attrs[id] = definition.attrs
+                out += subscriber.named(now, definition.id)
+        return out
+
     def learn_streams(self, now: Time, there: Container[StreamId]) -> list[Effect]:
         """What streams the region has. The fabric forgets others; a replica says to their subscribers what is wrong."""
         out: list[Effect] = []

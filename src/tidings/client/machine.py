@@ -313,6 +313,7 @@ class ClientMachine:
         if first:
             self.view.home = told.region
         self.view.learn_streams(told)
+        out.extend(self.followers.name_streams(now))
         if told.region == self.home:
             out.extend(self.followers.learn_streams(now, {stream.id for stream in told.streams}))
         for membership in told.memberships:

@@ -136,10 +136,10 @@ the silence of LONG; then the newcomer is promoted within 10 ms. A client to who
 its next probe (docs/guide/deploy.md says so), and the last batch came up to 0.5 s before the mishap.
 """
 SEEN_WITHIN = 3
-"""Rounds of gossip in which every member must have been in somebody's view (A1.26).
+"""Rounds of gossip in which every member tells somebody of itself, and is in the view of whomever it told (A1.26).
 
-In each round a member tells one neighbour, which takes it into its view. It may be out of all views for a moment: its
-entry goes from one view to another, or makes room at random. A round is spent if that neighbour has left.
+A round is spent if that neighbour has left, so a member may be out of all views for a while. It may also be out of them
+for a moment: its entry goes from one view to another, or makes room at random.
 """
 FAULTS = ("loss", "duplication", "reordering", "jitter", "partition", "one_way", "cut", "pause", "crash", "restart")
 
@@ -210,6 +210,8 @@ class _Seen:
         self._epochs: dict[NodeId, int] = {}
         self._changed: dict[tuple[NodeId, StreamId], tuple[float, bool]] = {}  # when, and whether from the owner
         self.viewed: set[NodeId] = set()  # members that were in somebody's view during the last rounds
+        self.told: set[NodeId] = set()  # members that told a client of themselves during the last rounds
+        self.spoke: set[NodeId] = set()  # members that told anybody
         self._viewed_from = SECONDS - SEEN_WITHIN * gossip
 
     def on_deliver(self, time: float, node: NodeId, incarnation: int, item: Any) -> None:
@@ -232,17 +234,21 @@ class _Seen:
                     self.sent[type(effect.message)] += len(effect.to)
         if type(input) is Received:
             if type(input.message) is View:
-                self._believes(time, node)
+                self._believes(time, node, input.src)
             elif effects and type(input.message) is Advertise:
                 self._changes(time, node, effects)
 
-    def _believes(self, time: float, node: NodeId) -> None:
+        elif time > self._viewed_from and any([type(each) is Send and type(each.message) is View for each in effects]):
+            self.spoke.add(node)
+
+    def _believes(self, time: float, node: NodeId, src: NodeId) -> None:
         if not isinstance(self.deployment.world.hosts[node].machine, Replica):
             views = self.deployment.pull_member(node).views
             self.turned_back += views.membership.epoch < self._epochs.get(node, 0)
             self._epochs[node] = views.membership.epoch
             if time > self._viewed_from:
                 self.viewed.update(views.view)
+                self.told.add(src)
 
     def _changes(self, time: float, node: NodeId, effects: Effects) -> None:
         """A head changes its sources; another tail of the same region is no other source.
@@ -425,7 +431,8 @@ def _demand_views(
     """Everybody is in somebody's view, nobody who left long ago, and all know who forms their chain."""
     here = [node for node in deployment.members() if deployment.world.hosts[node].life]
     viewed = {other for node in here for other in deployment.pull_member(node).views.view}
-    note("views", "unseen_members", len(set(here) - seen.viewed), 0)
+    note("views", "unseen_members", len(set(here) & seen.told - seen.viewed), 0)
+    note("views", "silent_members", len(set(here) - seen.spoke), 0)
     fabric, now = plan.scenario.fabric.settings, deployment.world.now
     slept = sum([LONG for _ in hits] + [event.until - event.at for event in events if event.kind == "pause"])
     long_ago = now - (4 * fabric.view + 5) * fabric.gossip - slept  # who slept still believes in who left meanwhile

@@ -215,6 +215,12 @@ class Subscriber:
                 return [*self._tick(now), SetTimer(self.settings.save, FollowTick())]
         return NOTHING
 
+    def named(self, now: Time, stream: StreamId) -> Effects:
+        """The stream that its name meant all along is known now: ask for that one."""
+        self.stream = stream
+        self.began = self.heard = now
+        return self._ask()
+
     def check(self) -> None:
         assert self.saved <= self.processed or not self.opened, "saved is what was processed"
         assert len(self.ahead) <= 2 * self.settings.window, "what the application has not taken is bounded"
