@@ -147,6 +147,11 @@ class Knowledge:
             self._replace(0, count, [])
         return before - self.nbytes
 
+    def drop_last(self) -> None:
+        """Forget the span with the largest numbers."""
+        if self._spans:
+            self._replace(len(self._spans) - 1, len(self._spans), [])
+
     def check(self) -> None:
         """Invariants; raises AssertionError."""
         assert self._los == [span.lo for span in self._spans]
