@@ -53,6 +53,9 @@ class Pubend(Broker):
         super().__init__("p1", "P", life, (), (), make_filter, SETTINGS)
         self.histories = histories
 
+    def horizon(self, stream: StreamId) -> int:
+        return self.histories[stream].horizon
+
     def input(self, stream: StreamId) -> StreamInput:
         return Known(self.histories[stream])
 

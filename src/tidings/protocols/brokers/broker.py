@@ -153,6 +153,7 @@ class Broker:
         self.downstream: dict[NodeId, Downstream] = {}
         self.indexes: dict[StreamId, FilterIndex] = {}
         self.acknowledged: dict[StreamId, int] = {}
+        self.offered: dict[StreamId, int] = {}  # horizons that upstream brokers have told
         self.version = 0
         self.included: dict[int, dict[NodeId, tuple[int, int]]] = {}  # per own version: (life, version) of those below
         self._interests: tuple[Interest, ...] = ()
@@ -177,6 +178,7 @@ class Broker:
                 return self._ack(self.downstream[src], stream, below)
             case Received(src, Offer(stream, horizon)) if src in self.upstream:
                 self.source[stream] = src
+                self.offered[stream] = max(horizon, self.offered.get(stream, FIRST))
                 return self.expect(stream, horizon)
             case Expired(BrokerTick()):
                 return [*self._tick(now), SetTimer(self.settings.tick, BrokerTick())]
@@ -211,12 +213,16 @@ class Broker:
         return now - heard < self.settings.patience
 
     def _hear(self, now: Time, src: NodeId, status: Status) -> Effects:
+        out: list[Effect] = []
         changed = self._wants(status.wanted)
+        if changed:  # somebody below it may be back, from an older number than was acknowledged meanwhile
+            known = [(stream, self.horizon(stream)) for stream, _ in status.wanted.interests]
+            out += [Send(src, Offer(stream, horizon)) for stream, horizon in known if horizon > FIRST]
         down = self.downstream[src]
         changed |= frozenset(status.reaches) != down.reaches or not self._alive(now, down.heard)
         down.heard = now
         down.reaches = frozenset(status.reaches)
-        return self._status(now) if changed else NOTHING
+        return [*out, *self._status(now)] if changed else NOTHING
 
     def _hear_peer(self, now: Time, src: NodeId, below: Sequence[Wanted]) -> Effects:
         changed = False
@@ -279,6 +285,9 @@ class Broker:
             del self.inputs[stream]
             self.asked.pop(stream, None)
             self.source.pop(stream, None)
+        for numbers in (self.acknowledged, self.offered):
+            for stream in [stream for stream in numbers if stream not in wanted]:
+                del numbers[stream]
         mine = Wanted(self.me, self.cell, self.life, self.version, interests)
         up = Status(mine, tuple(sorted(self.reaches(now))))
         heard = [down.wanted for down in self.downstream.values() if self._alive(now, down.heard)]
@@ -293,6 +302,11 @@ class Broker:
         if known is None:
             known = self.inputs[stream] = Knowledge(stream, self.settings.room)
         return known
+
+    def horizon(self, stream: StreamId) -> int:
+        """The first number that may not have been published, as far as this broker knows."""
+        known = self.inputs.get(stream)
+        return max(self.offered.get(stream, FIRST), known.end if known is not None else FIRST)
 
     def _brokered(self, now: Time, src: NodeId, told: Brokered) -> Effects:
         if told.to:  # a peer cannot reach that node; what it sent goes on as it is, and never sideways again
