@@ -101,10 +101,13 @@ def test_a_slow_reader_is_waited_for_and_a_lost_replica_replaced(tmp_path: Path)
                 await t.publish_table("s0", pa.table({"payload": [b"x" * 100] * 100_000}))
             async with t.read("s0", 1, 300_001, replica=1) as reading:
                 rows = sum([span.count for span in await reading.take()])
-                (position,) = cluster.machine(1).subscriptions.positions.values()
+                fed = {at: cluster.machine(at).subscriptions.positions for at in range(3)}
+                await until(lambda: any(fed.values()))
+                (at,) = [at for at in fed if fed[at]]  # replica 1, or the next one if that one was slow to begin
+                (position,) = fed[at].values()
                 await until(lambda: len(position.unacked) > 1)
                 assert position.next < 200_000  # the window is full, and no more is sent
-                await cluster.kill(cluster.replica(1))
+                await cluster.kill(cluster.replica(at))
                 async for span in reading:
                     rows += span.count
             assert rows == 300_000
