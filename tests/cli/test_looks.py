@@ -277,3 +277,25 @@ def test_a_line_of_text_leaves_null_attributes_out() -> None:
     )
     assert line_of(event, text=True) == "s 1 data - x price=4.2\n"
     assert json.loads(line_of(event, text=False))["attrs"] == {"loc": None, "price": 4.2, "desk": None}
+
+
+# --- stream list ------------------------------------------------------------------------------------------------
+
+
+def test_every_column_of_the_streams_is_under_its_heading(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tidings.cli import stream
+    from tidings.protocols.services.catalog import StreamDef
+    from tidings.server import cluster_queries
+
+    made = StreamDef("prices", "r0", "by-key", attrs="loc string, price double", mark="1a2b")
+    monkeypatch.setattr(stream, "find_cluster", lambda *_: None)
+    monkeypatch.setattr(stream, "query_target", lambda _: None)
+    monkeypatch.setattr(cluster_queries, "streams", lambda _: [made])
+    stream.list_streams()
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = [line for line in lines if "region" in line]
+    (row,) = [line for line in lines if "r0" in line]
+    for column, value in (("name", "prices"), ("region", "r0"), ("gc", "by-key"), ("attrs", "loc")):
+        assert row.index(value) == head.index(column), (head, row)

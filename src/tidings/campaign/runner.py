@@ -1,7 +1,7 @@
 """Campaigns that are remembered: seeds run here or as Spark tasks, every outcome in a ledger.
 
 A campaign on Spark leaves out the seeds that the same code has run already, so one that was killed goes on where it
-stopped; without a master seeds are run again, because whoever asks for a seed by hand wants to see it.
+stopped; without a master seeds are run again, because a user who asks for a seed by hand wants to see it.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ def summary(result: dict[str, Any]) -> str:
     replicas = [each for region in result["regions"] for each in region["replicas"]]
     alive = sum([each["alive"] for each in replicas])
     regions, streams = count(len(result["regions"]), "region"), count(len(result["streams"]), "stream")
-    return f"{regions}, {alive} of {count(len(replicas), 'replica')} alive, {streams}"
+    known = streams if alive or result["streams"] else "streams unknown"
+    return f"{regions}, {alive} of {count(len(replicas), 'replica')} alive, {known}"
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

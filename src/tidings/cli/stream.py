@@ -105,7 +105,11 @@ def list_streams(
         found = [_facts(each) for each in streams(target)]
 
     def show() -> None:
-        table("streams", ["name", "region", "gc", "attrs"], [tuple(each.values()) for each in found])
+        table(
+            "streams",
+            ["name", "region", "gc", "attrs"],
+            [(each["name"], each["region"], each["gc"], each["attrs"]) for each in found],
+        )
 
     emit({"streams": found}, as_json, show)
 

@@ -24,7 +24,7 @@ from tidings.protocols.replication.chain_config import ChainConfig
 
 CHUNK = 16_384  # rows in one of them
 GONE = 4096  # forgotten streams that are remembered; ours
-WINDOW = 32  # spans beyond what the application has taken; as at a replica (SubscriptionSettings)
+WINDOW = 32  # spans beyond what the application has taken; ours: a peer holds them anyway, unlike a replica
 
 
 class Heard(Value, frozen=True, gc=False):

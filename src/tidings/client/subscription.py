@@ -28,7 +28,7 @@ from tidings.core.span import Span
 from tidings.protocols.brokers.subscriber import Ended
 from tidings.protocols.kernel import Command
 
-CREDIT = 8  # spans taken before their sender is told; ours: a quarter of its window
+CREDIT = 8  # spans taken before their sender is told; ours: a quarter of the smallest window, that of a fabric
 SOON = 0.05  # seconds after which it is told in any case; ours, because a sender with a small window may wait for it
 GOODBYE = 2.0  # seconds to save the cursor when a durable subscription is left; ours
 

@@ -249,7 +249,7 @@ class Host:
         self._put(Received(src, message))
 
     def prompt(self) -> None:
-        """Handle what waits now, and not in the next turn; for callbacks of the loop, on whose way nobody waits."""
+        """Handle queued inputs now instead of in the next turn. Only callbacks of the event loop may call it."""
         if self._inbox and self._running and not self._trunk.outbox.held:
             self._drain()
 

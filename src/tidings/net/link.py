@@ -113,7 +113,7 @@ class LinkReceiver(Protocol):
         ...
 
     def forsaken(self, link: Link) -> None:
-        """A node was not to be reached for long, and nobody has wanted to: the link has ended."""
+        """The node was unreachable for long and nothing was queued for it, so the link was closed."""
         ...
 
     def named(self, seed: NodeId, link: Link) -> None:

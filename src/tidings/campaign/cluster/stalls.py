@@ -89,7 +89,7 @@ def _longest_pause(times: Iterable[float], begin: float, end: float) -> float:
 
 
 def felt(faults: Sequence[dict[str, Any]], begin: float, end: float) -> list[str]:
-    """What was broken in a time, or had just been: each fault lasts until the next entry, which mends it."""
+    """Faults active in [begin, end], or repaired just before it. The next entry in the list repairs a fault."""
     found = []
     for fault, mended in itertools.pairwise([*faults, {"at_s": float("inf")}]):
         breaks = fault["kind"] == "cut" or fault["kind"].startswith("kill")

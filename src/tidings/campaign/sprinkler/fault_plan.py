@@ -94,7 +94,7 @@ class FaultPlan:
             self._in_memory(self.amnesia, memory)
 
     def _in_memory(self, amnesia: Amnesia, rng: random.Random) -> None:
-        """Replicas without disks, and nobody who was promised what such a region forgets, and is told by nobody.
+        """The region's replicas have no disks. Clients that rely on what the region forgets unannounced are left out.
 
         A sink of the region may write again what it has forgotten (docs/guide/deploy.md). Conflicting clients compare
         streams whole, but who was fed what is lost since keeps it (decision 0011).

@@ -68,7 +68,7 @@ class Lies:
         self.refused: Counter[NodeId] = Counter()
 
     def on_report(self, time: float, node: NodeId, name: str, value: float) -> None:
-        """Whoever refuses a contradiction reports it."""
+        """A node that refuses a contradiction reports it."""
         self.refused[node] += name == "contradiction"
 
     @property

@@ -84,7 +84,7 @@ class ConflictingClient(ScriptedClient):
                     self.todo.insert(0, (now + 0.5, msgspec.structs.replace(opened, id=id + AGAIN, stream=name)))
 
     def _has_deleted(self, name: StreamName) -> bool:
-        """A stream of its own; whoever asks twice may be told that it is no more."""
+        """Whether this client created and deleted the stream; a repeated request may be answered "deleted"."""
         create, delete = {BOTH: (1, 2), GONE: (3, 4)}.get(name, (0, 0))
         return delete in self.answers and isinstance(self.answers.get(create), Defined)
 
@@ -236,7 +236,7 @@ class Claims:
             note(node, "rows_lacking", content is None or content[:2] != (1 + rows, rows), 0)
 
     def _demand_hasty(self, note: Note) -> None:
-        """What was refused is not published, whatever comes again."""
+        """A refused batch is not published, even if it arrives again."""
         scripted, node = self.scripted(HASTY, self.home), f"{self.home}/{HASTY}"
         if scripted.broken:
             return

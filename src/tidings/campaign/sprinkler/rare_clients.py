@@ -130,7 +130,7 @@ class Jobs:
         return []
 
     def _insist(self, job: ClientJob) -> list[Effect]:
-        """Ask once more, and more often than may be asked at a time; for one that has to wait nobody does any more."""
+        """Send two requests more than the window allows, then cancel one that is queued."""
         requests = [CommitBatch(self._nonce(), job.of, job.attempts) for _ in range(self.client.settings.window + 2)]
         out: list[Effect] = []
         for request in requests:

@@ -71,7 +71,7 @@ POLICY = "by-key,keep-last:60"
 EDITOR, RIVAL, CORRESPONDENT = "editor", "rival", "correspondent"
 TICK = 0.25
 ANSWERS = frozenset({Acked, Answered})
-"""After these whoever is late does the next thing at once; after a refusal the publisher opens a session first."""
+"""After these a client that is behind its script continues at once; a refused publisher opens a session first."""
 CROWD = 1 << 20  # ids and nonces from here on are not of the script
 AGAIN = 100  # between the ids of a subscription and of the next attempt at it
 UNFIT, WONDERED, ODD = 1000, 2000, 3000  # tags and nonces from here on
@@ -500,7 +500,7 @@ class ScriptedClients:
     def _wrong_becauses(self, trace: Trace, told: list[Told]) -> int:
         """A number that survives everything must be a row; one collected long before the question must not.
 
-        Where something breaks, whoever was asked may be behind: it slept, or joins its chain again.
+        Where something breaks, the replica that was asked may be behind: it was paused, or rejoins its chain.
         """
         stream = _stream(trace, self.own)
         wrong = 0

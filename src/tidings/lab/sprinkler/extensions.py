@@ -66,8 +66,8 @@ def report_failover(sql: Sql, scale: str, out: Path) -> Findings:
     told = "; ".join(f"{row['place']}: {row['region']} {row['silence']:.2f} s" for row in sorted(rows, key=_place))
     claim = Claim(
         "ours.chain",
-        "Whichever replica is killed, its region's clients go on when the chain has closed ranks, another region's "
-        "when they have found the new tail.",
+        "After any replica is killed, clients of its region continue once the chain is reconfigured, and clients of "
+        "another region once they have found the new tail.",
         f"no client without the stream for longer than {limits['head', 'r0']:.2f} s in its region (silence, sweep, "
         f"retry), {limits['tail', 'r0']:.2f} s if it was the tail (who lacks something may ask the dead one first), "
         f"{limits['head', 'r1']:.2f} s in another (or one and a half advertisements); 0 violations",

@@ -317,7 +317,7 @@ class InterRegion:
     # --- the head: choose a source and receive ----------------------------------------------------------
 
     def _learn(self, src: NodeId, advert: Advertise, now: Time) -> Effects:
-        """Whoever hears an advertisement learns who forms that region's chain; the head also acts on it."""
+        """Every receiver of an advertisement learns that region's chain; the head also acts on it."""
         peer = self.peers.get(advert.membership.region)
         if peer is None:
             return [Report("bad_message")]
@@ -331,7 +331,7 @@ class InterRegion:
         return [*introduction, *self.receive_advertisement(now, src, peer.region, advert)]
 
     def _introduce(self, src: NodeId, known: Mapping[RegionId, int]) -> list[Effect]:
-        """Say who forms this region's chain to whoever believes in an older one."""
+        """Tell this region's chain to a node that believes in an older one."""
         mine = self.membership
         if mine is None or known.get(self.region, mine.epoch) >= mine.epoch:
             return []

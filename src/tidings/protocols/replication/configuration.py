@@ -54,9 +54,9 @@ class Promote(Message, frozen=True, gc=False):
 
 
 class Resign(Message, frozen=True, gc=False):
-    """A member has found that its disk lacks what its chain has: the service goes on without it, if others live.
+    """A member's disk lacks records of its chain. The service removes it if another member is alive.
 
-    It is no sign of life: while nobody else is there, nobody may be removed on the strength of it.
+    It does not count as a heartbeat: while no other member is alive, nobody is removed because of it.
     """
 
     epoch: int

@@ -227,7 +227,7 @@ class Leases:
         return max(0.0, min([self.heard[name] + entry.ttl - now for name, entry in self.entries.items()], default=0.0))
 
     def granted(self, stream: StreamId, asof: int, end: int) -> int:
-        """What a new lease is as of: as wanted if another one keeps that, else the end."""
+        """The number at which a new lease starts: the requested one if another lease still keeps it, else the end."""
         if 0 < asof < end and any([e.stream == stream and e.asof <= asof for e in self.entries.values()]):
             return asof
         return end

@@ -1,8 +1,8 @@
-"""What a head remembers is in the log: the next head knows as much.
+"""The tables of a head are in the log: the next head rebuilds them from it.
 
-* ``head_memory_not_in_log``: an idle head knows a publisher, cursor, lease, or sink's batch otherwise than a new head
-  would that reads the log.
-* ``aborted_rows_kept``: a sink's batch was aborted, and what was staged of it still takes room.
+* ``head_memory_not_in_log``: the publishers, cursors, leases or sinks of an idle head differ from those that a new head
+  would rebuild from the log.
+* ``aborted_rows_kept``: a sink's batch was aborted, and its staged rows still take room.
 """
 
 from __future__ import annotations
