@@ -138,7 +138,7 @@ class ClientMachine:
         self.settings = settings
         self.rng = rng
         self.peer = peer
-        self.view = view = ClusterView(seeds, rng.randrange(1 << 16))
+        self.view = view = ClusterView(me, seeds, rng.randrange(1 << 16))
         self.memberships = view.memberships
         self.streams = view.streams
         self.questions = Questions(view, settings.ask)
@@ -326,6 +326,8 @@ class ClientMachine:
         out.extend(self.followers.name_streams(now))
         if told.region == self.home:
             out.extend(self.followers.learn_streams(now, {stream.id for stream in told.streams}))
+        if self.view.learn_edges(told):
+            out.extend(self.followers.learn_edges(now))
         for membership in told.memberships:
             out.extend(self._learn(now, membership))
         if first and self.peer:

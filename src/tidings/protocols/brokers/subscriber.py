@@ -84,6 +84,12 @@ class Learn(Command, frozen=True, gc=False):
         return self.membership.valid()
 
 
+class Edges(Command, frozen=True, gc=False):
+    """The edges of the region that are known now, the preferred one first."""
+
+    nodes: tuple[NodeId, ...]
+
+
 class Fed(Value, frozen=True, gc=False):
     """Delivered to the application: the next span."""
 

@@ -32,7 +32,7 @@ from tidings.core.filters import parse_attributes
 from tidings.core.gc import GcPolicy
 from tidings.core.history import refuse_policy
 from tidings.core.hybrid_clock import MAX_STREAMS, STREAM_BITS
-from tidings.core.ids import FIRST, MARK, RegionId, StreamId, StreamName
+from tidings.core.ids import FIRST, MARK, NodeId, RegionId, StreamId, StreamName
 from tidings.core.rows import ArrowRows, Origin, Rows, data_rows
 from tidings.protocols.fabrics.family import FabricChoice
 from tidings.protocols.kernel import Message, Value
@@ -145,6 +145,7 @@ class Description(Message, frozen=True, gc=False):
     leases: tuple[LeaseState, ...] = ()
     conflicts: tuple[StreamDef, ...] = ()  # of the same names, by other regions than those that are followed here
     fabric: FabricChoice = FabricChoice()  # of the replica's region
+    edges: tuple[NodeId, ...] = ()  # of the replica's region, to which clients may connect
 
     def valid(self) -> bool:
         return all([each.valid() for each in self.memberships])
