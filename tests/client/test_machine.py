@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
+from tidings.client.cluster_view import ClusterView
 from tidings.client.commands import (
     Answered,
     Ask,
@@ -24,7 +27,7 @@ from tidings.client.machine import ClientMachine, MachineSettings
 from tidings.core.rows import CountedRows, data_rows
 from tidings.core.span import Span
 from tidings.protocols.brokers.messages import Feed, Follow, Unfollow
-from tidings.protocols.brokers.subscriber import Fed, Lost
+from tidings.protocols.brokers.subscriber import Edges, Fed, Lost, Subscriber
 from tidings.protocols.kernel import Deliver, Effects, Expired, Received, Send
 from tidings.protocols.messages import Know, Offer
 from tidings.protocols.replication.chain_config import ChainConfig
@@ -202,3 +205,58 @@ def test_a_peer_filters_by_itself(where: str) -> None:
     (fed,) = [item for item in told(gossiped(client, batch(5, 4))) if isinstance(item, Fed)]
     assert fed.span.rows.numbers.tolist() == ([7, 8] if where else [5, 6, 7, 8])
     assert (fed.span.lo, fed.span.hi) == (5, 9)
+
+
+# --- edges ------------------------------------------------------------------------------------------------
+
+EDGES = tuple(f"r0/e{at}@h:{20 + at}" for at in range(5))
+
+
+def listing(nonce: int, edges: tuple[str, ...], region: str = "r0") -> Description:
+    return msgspec.structs.replace(described(nonce), region=region, edges=edges)
+
+
+def test_a_clients_order_of_the_edges_is_its_own_and_keeps_when_one_comes_or_goes() -> None:
+    firsts: Counter[str] = Counter()
+    for at in range(1000):
+        view = ClusterView(f"web-{at}", (), 0)
+        view.home = "r0"
+        assert view.learn_edges(listing(1, EDGES)) and sorted(view.edges) == sorted(EDGES)
+        assert not view.learn_edges(listing(1, EDGES[::-1])), "the same ones"
+        firsts[view.edges[0]] += 1
+        before = view.edges
+        view.learn_edges(listing(1, EDGES[1:]))
+        assert view.edges == tuple(each for each in before if each != EDGES[0])
+    assert min(firsts[edge] for edge in EDGES) > 150, "a fifth each"
+
+
+def test_edges_of_other_regions_are_not_for_this_client() -> None:
+    client = found()
+    client.handle(1.0, Received(FAR.head, listing(1 << 62, ("r1/e0@h:30",), "r1")))
+    assert client.view.edges == ()
+
+
+def test_open_ended_subscriptions_are_told_of_edges_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    told_of: list[tuple[int, tuple[str, ...]]] = []
+    handle = Subscriber.handle
+
+    def watched(self: Subscriber, now: float, input: Any) -> Effects:
+        if isinstance(input, Edges):
+            told_of.append((self.id, input.nodes))
+        return handle(self, now, input)
+
+    monkeypatch.setattr(Subscriber, "handle", watched)
+    client = found()
+    client.handle(1.0, Open(1, "s", 1, "", None, 3))
+    client.handle(1.0, Open(2, "s", 1, "", "desk-7", 3))
+    client.handle(1.0, Open(3, "s", 1, "", None, 0, 9, 9))
+    client.handle(1.0, Open(4, "_receipts/r0", 1, "", None, 3))
+    assert told_of == []
+    client.handle(2.0, Received(NEAR.tail, listing(1 << 62, EDGES)))
+    assert [(id, set(nodes)) for id, nodes in told_of] == [(1, set(EDGES)), (2, set(EDGES))]
+    client.handle(3.0, Received(NEAR.tail, listing(1 << 62, EDGES)))
+    assert len(told_of) == 2, "nothing new"
+    client.handle(4.0, Open(5, "t", 1, "loc = 'NY'", None, 3))
+    client.handle(4.0, Open(6, "t", 1, "", "desk-7", 3))
+    client.handle(4.0, Open(7, "t", 1, "", None, 0, 9, 9))
+    assert told_of[2:] == [(5, client.view.edges), (6, client.view.edges)]

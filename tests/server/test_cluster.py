@@ -15,7 +15,7 @@ from tidings.net.journal import replay
 from tidings.net.loop import loop_factory
 from tidings.server.http_client import CallFailed, call
 from tidings.server.local import LocalCluster
-from tidings.server.replica import remake
+from tidings.server.nodes import remake
 from tidings.server.rpc import RpcClient
 
 

@@ -28,7 +28,7 @@ def test_config_check_says_what_is_wrong_on_one_line(tmp_path: Path) -> None:
     said = tidings("config", "check", file, code=1)
     assert said == f'tidings: {file}:3: regions[0].config = "here": must be HOST:PORT with a port from 1 to 65535\n'
     file.write_text(file.read_text().replace("here", "127.0.0.1:7401"))
-    assert "good: 1 regions, 1 replicas, durable" in tidings("config", "check", file)
+    assert "good: 1 region, 1 replica, durable" in tidings("config", "check", file)
 
 
 def test_up_status_stream_and_down(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from server.rig import until
 from tidings.protocols.replication.chain_config import ChainConfig
 from tidings.server import paths, replica
 from tidings.server.cluster_config import generate, render
+from tidings.server.node_process import Spec
 from tidings.server.paths import ClusterPaths
-from tidings.server.replica import ReplicaProcess, Spec
+from tidings.server.replica import ReplicaProcess
 from tidings.server.rpc import NoAnswer
 
 

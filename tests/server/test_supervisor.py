@@ -21,9 +21,9 @@ from tidings.core.errors import BadInput
 from tidings.net.names import parse_address
 from tidings.server import backoff, paths
 from tidings.server.cluster_config import generate, render
+from tidings.server.node_process import Spec
 from tidings.server.paths import ClusterPaths, Process, started_at
 from tidings.server.prefork_client import PreforkClient
-from tidings.server.replica import Spec
 from tidings.server.supervisor import Options, Supervisor
 from tidings.store import StoreFailed
 

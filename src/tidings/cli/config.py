@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from tidings.cli.output import Json, emit
+from tidings.cli.output import Json, count, emit
 
 app = typer.Typer(
     help="Cluster files.",
@@ -31,11 +31,22 @@ def check(
     from tidings.server.cluster_config import load
 
     plan = load(file)
-    regions = [{"name": each.name, "replicas": len(each.replicas), "config": each.config} for each in plan.regions]
+    regions: list[dict[str, Any]] = [
+        {
+            "name": each.name,
+            "replicas": len(each.replicas),
+            "relays": sum([len(cell.relays) for cell in each.cells]),
+            "edges": len(each.edges),
+            "config": each.config,
+        }
+        for each in plan.regions
+    ]
     result = {"file": str(file), "name": plan.cluster.name, "durability": plan.cluster.durability, "regions": regions}
 
     def show() -> None:
-        count = sum(len(each.replicas) for each in plan.regions)
-        print(f"{file}: good: {len(regions)} regions, {count} replicas, {plan.cluster.durability}")
+        kinds = ("replicas", "relays", "edges")
+        totals = {kind: sum([each[kind] for each in regions]) for kind in kinds}
+        parts = [count(total, kind[:-1]) for kind, total in {"regions": len(regions), **totals}.items() if total]
+        print(f"{file}: good: {', '.join(parts)}, {plan.cluster.durability}")
 
     emit(result, as_json, show)

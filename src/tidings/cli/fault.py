@@ -19,7 +19,10 @@ app = typer.Typer(
 A = Annotated[str, typer.Argument(metavar="A", help="A region.", show_default=False)]
 B = Annotated[str, typer.Argument(metavar="B", help="Another region.", show_default=False)]
 Name = Annotated[
-    str, typer.Argument(metavar="REPLICA", help="r0/p1, or r0/head, r0/middle, r0/tail.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="ID", help="r0/p1, or r0/head, r0/middle, r0/tail; a relay r0/b0; an edge r0/e0.", show_default=False
+    ),
 ]
 
 
@@ -37,7 +40,7 @@ def heal(a: A, b: B, url: Url = None, directory: Directory = None, as_json: Json
 
 @app.command("kill", epilog="Example: tidings fault kill r0/p1")
 def kill(replica: Name, url: Url = None, directory: Directory = None, as_json: Json = False) -> None:
-    """Kill a replica (SIGKILL); it stays down until `restart`."""
+    """Kill a process (SIGKILL); it stays down until `restart`."""
     _fault(supervised_directory(url, directory), as_json, kind="kill", replica=replica)
 
 
@@ -49,13 +52,13 @@ def pause(
     directory: Directory = None,
     as_json: Json = False,
 ) -> None:
-    """Stop a replica (SIGSTOP) for some seconds. Then it continues (SIGCONT)."""
+    """Stop a process (SIGSTOP) for some seconds. Then it continues (SIGCONT)."""
     _fault(supervised_directory(url, directory), as_json, kind="pause", replica=replica, seconds=seconds)
 
 
 @app.command("restart", epilog="Example: tidings fault restart r0/p1")
 def restart(replica: Name, url: Url = None, directory: Directory = None, as_json: Json = False) -> None:
-    """Start a killed replica again; one that runs is stopped first."""
+    """Start a killed process again; one that runs is stopped first."""
     _fault(supervised_directory(url, directory), as_json, kind="restart", replica=replica)
 
 

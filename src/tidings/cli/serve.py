@@ -12,6 +12,7 @@ from tidings.cli.output import emit
 
 if TYPE_CHECKING:
     from tidings.server.paths import Process
+    from tidings.server.topology import BrokerKind
 
 EXAMPLE = "Example: tidings serve replica -c cluster.toml --id r0/p1     (and: tidings serve config ... --id r0/config)"
 
@@ -20,8 +21,9 @@ class Kind(StrEnum):
     """What can be served."""
 
     replica = "replica"
-    config = "config"
+    relay = "relay"
     edge = "edge"
+    config = "config"
 
 
 def serve(
@@ -29,7 +31,9 @@ def serve(
     config: Annotated[
         Path, typer.Option("-c", "--config", metavar="CLUSTER.toml", help="The cluster file.", show_default=False)
     ],
-    name: Annotated[str, typer.Option("--id", metavar="ID", help="Its id: r0/p1, or r0/config.", show_default=False)],
+    name: Annotated[
+        str, typer.Option("--id", metavar="ID", help="Its id: r0/p1, r0/b0, r0/e0 or r0/config.", show_default=False)
+    ],
     directory: Annotated[
         Path | None,
         typer.Option("--dir", help="For data, logs, run files; default: `data` of the file, or the file's directory."),
@@ -42,17 +46,16 @@ def serve(
         bool, typer.Option("--json", help="Print one JSON object on stdout when it is ready: id, address, pid, admin.")
     ] = False,
 ) -> None:
-    """Run one replica or configuration service until SIGTERM.
+    """Run one process of a cluster until SIGTERM.
 
     Logs go to stderr on a terminal, and to DIR/logs otherwise.
     """
     import sys
 
-    from tidings.core.errors import BadInput
     from tidings.server import entrypoints
 
-    if kind is Kind.edge:
-        raise BadInput("serve edge: edges are not built yet; clients connect to replicas")
+    if listen and kind is not Kind.replica:
+        raise typer.BadParameter(f"--listen is for replicas: the cluster file says where a {kind.value} listens")
     console = sys.stderr.isatty()
 
     def ready(process: Process) -> None:
@@ -62,6 +65,9 @@ def serve(
 
     if kind is Kind.config:
         code = entrypoints.configuration(config, name, directory, console=console, on_ready=ready)
+    elif kind is not Kind.replica:
+        what: BrokerKind = "relay" if kind is Kind.relay else "edge"
+        code = entrypoints.broker(config, what, name, directory, journal=journal, console=console, on_ready=ready)
     else:
         code = entrypoints.replica(
             config, name, directory, listen=listen, journal=journal, console=console, on_ready=ready

@@ -89,7 +89,7 @@ def _spaced(counts: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def _replay(journal: Path, as_json: bool) -> None:
     from tidings.net.journal import replay
-    from tidings.server.replica import remake
+    from tidings.server.nodes import remake
 
     reports: dict[str, float] = {}
     times: list[float] = []

@@ -1,4 +1,4 @@
-"""`tidings status`: regions, their chains, and the streams."""
+"""`tidings status`: regions, their chains, relays and edges, and the streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEHIND = 5  # streams of which it is said that regions are behind; ours: a scree
 
 
 def status(url: Url = None, directory: Directory = None, config: ClusterFile = None, as_json: Json = False) -> None:
-    """Show replicas, chains and streams. Who is alive, each region's head and tail, how far each stream has got."""
+    """Show replicas, relays, edges and streams. Who is alive, each region's chain, how far each stream has got."""
     result = cluster_status(find_cluster(url, directory, config))
     emit(result, as_json, lambda: show(result))
 
@@ -41,25 +41,52 @@ def screen(result: dict[str, Any]) -> Group:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """How many regions, replicas and streams there are."""
-    replicas = [each for region in result["regions"] for each in region["replicas"]]
-    alive = sum([each["alive"] for each in replicas])
-    regions, streams = count(len(result["regions"]), "region"), count(len(result["streams"]), "stream")
-    known = streams if alive or result["streams"] else "streams unknown"
-    return f"{regions}, {alive} of {count(len(replicas), 'replica')} alive, {known}"
+    """How many regions, processes and streams there are."""
+    parts = [count(len(result["regions"]), "region")]
+    for kind in ("replica", "relay", "edge"):
+        there = _all(result, f"{kind}s")
+        if there or kind == "replica":
+            parts.append(f"{sum([each['alive'] for each in there])} of {count(len(there), kind)}")
+    parts[-1] += " alive"
+    answered = result["streams"] or any([each["alive"] for each in _all(result, "replicas")])
+    return ", ".join([*parts, count(len(result["streams"]), "stream") if answered else "streams unknown"])
+
+
+def _all(result: dict[str, Any], what: str) -> list[dict[str, Any]]:
+    """The replicas, relays or edges of all regions."""
+    return [each for region in result["regions"] for each in region.get(what, ())]
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """A status as tables; with rates, if streams have them."""
     rows = [
         (each["id"], each["role"], "yes" if each["alive"] else "NO", str(each["pid"] or ""), each["address"])
-        for region in result["regions"]
-        for each in region["replicas"]
+        for each in _all(result, "replicas")
     ]
     found = [grid("", ["replica", "role", "alive", "pid", "address"], rows)]
+    if relays := _all(result, "relays"):
+        found.append(grid("", ["relay", "cell", "below", "alive", "pid", "address"], _brokers(relays, "cell")))
+    if edges := _all(result, "edges"):
+        columns = ["edge", "subscriptions", "below", "alive", "pid", "address"]
+        found.append(grid("", columns, _brokers(edges, "subscriptions")))
     if result["streams"]:
         found.append(_streams(result["streams"]))
     return found
+
+
+def _brokers(brokers: list[dict[str, Any]], fact: str) -> list[list[Any]]:
+    """Lines of relays or edges; what is not known is empty."""
+    return [
+        [
+            each["id"],
+            "" if each[fact] is None else each[fact],
+            each["upstream"] or "",
+            "yes" if each["alive"] else "NO",
+            str(each["pid"] or ""),
+            each["address"],
+        ]
+        for each in brokers
+    ]
 
 
 def notes(result: dict[str, Any]) -> list[str]:

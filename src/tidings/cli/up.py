@@ -36,6 +36,10 @@ def up(
     config: ClusterFile = None,
     regions: Annotated[int | None, typer.Option(min=1, help="Regions of a new cluster; default 1.")] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Replicas of each region; default 3.")] = None,
+    edges: Annotated[int | None, typer.Option(min=0, help="Edges of each region, to which clients connect.")] = None,
+    relays: Annotated[
+        int | None, typer.Option(min=0, help="Relays of each region, between its replicas and its edges.")
+    ] = None,
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -73,6 +77,8 @@ def up(
     wanted = {
         "regions": regions,
         "replicas": replicas,
+        "edges": edges,
+        "relays": relays,
         "durability": durability and durability.value,
         "wan": wan and wan.value,
     }
@@ -101,7 +107,8 @@ def _check_ports(files: ClusterPaths, file: Path) -> None:
     roster = read(files.root / ROSTER, Roster) or Roster()
     running = [found for path in files.run.glob("*.json") if (found := read(path, Process)) and found.alive]
     own = {address_of(process.id) for process in running}
-    wanted = [*roster.apply(plan.slots()).values(), *[region.config for region in plan.regions]]
+    brokers = [place.address for place in plan.broker_places().values()]
+    wanted = [*roster.apply(plan.slots()).values(), *[region.config for region in plan.regions], *brokers]
     refuse_taken(
         [each for each in wanted if parse_address(each) not in own],
         f"end that process, or change the address in {file}",
@@ -142,6 +149,8 @@ def _plan(files: ClusterPaths, config: Path | None, wanted: dict[str, Any], port
         facts = {
             "regions": len(there.regions),
             "replicas": len(there.regions[0].replicas),
+            "edges": len(there.regions[0].edges),
+            "relays": sum([len(cell.relays) for cell in there.regions[0].cells]),
             "durability": there.cluster.durability,
             "wan": there.wan.preset,
         }
@@ -154,6 +163,8 @@ def _plan(files: ClusterPaths, config: Path | None, wanted: dict[str, Any], port
     made = generate(
         wanted.get("regions", 1),
         wanted.get("replicas", 3),
+        edges=wanted.get("edges", 0),
+        relays=wanted.get("relays", 0),
         durability=wanted.get("durability", "durable"),
         wan=wanted.get("wan"),
         port=port,
@@ -246,5 +257,7 @@ def _line(status: dict[str, Any]) -> str:
         alive = sum(each["alive"] for each in region["replicas"])
         head = chain[0]["id"] if chain else "nobody"
         parts.append(f"{region['name']} {alive}/{len(region['replicas'])} head {head.partition('/')[2]}")
+        if region["edges"]:
+            parts.append(f"{sum(each['alive'] for each in region['edges'])}/{len(region['edges'])} edges")
     events = sum(max(stream["horizon"].values(), default=1) - 1 for stream in status["streams"])
     return "   ".join([*parts, f"{len(status['streams'])} streams", f"{events:,} events"])

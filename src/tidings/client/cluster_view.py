@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from tidings.client.commands import Ask
 from tidings.core.ids import NodeId, RegionId, StreamId, StreamName, stream_name
@@ -13,13 +14,15 @@ from tidings.protocols.services.catalog import Description, StreamDef
 class ClusterView:
     """It begins with ``seeds``, addresses without names; ``offset`` spreads clients over the replicas of a region."""
 
-    def __init__(self, seeds: Sequence[NodeId], offset: int) -> None:
+    def __init__(self, me: NodeId, seeds: Sequence[NodeId], offset: int) -> None:
+        self.me = me
         self.seeds = tuple(seeds)
         self.offset = offset
         self.home: RegionId = ""  # the region of the replica that answered first
         self.memberships: dict[RegionId, ChainConfig] = {}
         self.streams: dict[StreamName, StreamDef] = {}  # what each name means now
         self.receipts = False  # the cluster asks its subscribers for receipts
+        self.edges: tuple[NodeId, ...] = ()  # of its own region, the preferred one first
 
     def learn(self, membership: ChainConfig) -> bool:
         """The newest configuration of a region counts; returns whether this one is newer."""
@@ -28,6 +31,20 @@ class ClusterView:
             return False
         self.memberships[membership.region] = membership
         return True
+
+    def learn_edges(self, told: Description) -> bool:
+        """Learn which edges the own region has; returns whether these are others than before.
+
+        Each client prefers another one, and none of them moves when an edge comes or goes that it does not prefer.
+        """
+        if told.region != self.home:
+            return False
+        before, self.edges = self.edges, tuple(sorted(told.edges, key=self._rank))
+        return self.edges != before
+
+    def _rank(self, edge: NodeId) -> bytes:
+        """Rendezvous hashing: another order of the edges for each client."""
+        return blake2b(f"{edge} {self.me}".encode(), digest_size=8).digest()
 
     def learn_streams(self, told: Description) -> None:
         """Learn definitions of streams, and from the own region which of two streams of one name counts."""

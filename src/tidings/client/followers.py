@@ -1,7 +1,8 @@
-"""The subscriptions of a client: each is fed by a replica, or, at a peer, by the fabric.
+"""The subscriptions of a client: each is fed by an edge or a replica, or, at a peer, by the fabric.
 
-A plain client follows a replica (`Subscriber`). A peer taps its fabric (`Fabric`) if that holds the number to begin
-with, and else follows a replica until the fabric can continue. Durable subscriptions and reads always follow a replica.
+A plain client follows an edge, or a replica (`Subscriber`). A peer taps its fabric (`Fabric`) if that holds the number
+to begin with, and else follows until the fabric can continue. Durable subscriptions, reads and internal streams are
+served by replicas alone.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from tidings.client.cluster_view import ClusterView
 from tidings.client.commands import Open, SubscriberTick
 from tidings.client.fabric import Fabric, Heard
 from tidings.core.filters import Filter, parse, parse_attributes
-from tidings.core.ids import StreamId
+from tidings.core.ids import StreamId, is_internal
 from tidings.protocols.brokers.messages import LATEST, Feed, FeedBeat, SubscriptionSettings
-from tidings.protocols.brokers.subscriber import Subscriber
+from tidings.protocols.brokers.subscriber import Edges, Subscriber
 from tidings.protocols.kernel import NOTHING, Deliver, Effect, Effects, Input, Received, Report, SetTimer, Time
 
 
@@ -84,6 +85,12 @@ class Followers:
             fabric.forget(stream)
         return out
 
+    def learn_edges(self, now: Time) -> list[Effect]:
+        """The region has other edges: tell the subscriptions that these may feed."""
+        edges = Edges(self._view.edges)
+        ids = [id for id in self.subscribers if _may_use_edges(self.opened[id])]
+        return [effect for id in ids for effect in self.handle(now, id, edges)]
+
     def _untap(self, now: Time, id: int, at: int) -> Effects:
         """Follow a replica instead of the fabric."""
         assert self.fabric is not None
@@ -137,7 +144,12 @@ class Followers:
         subscriber = Subscriber(*args, view.memberships[view.home], self._settings, *bounds)
         subscriber.turn = view.offset + open.id if open.replica is None else open.replica
         self.subscribers[open.id] = subscriber
-        return _ticking(open.id, subscriber.start(now))
+        edges = subscriber.handle(now, Edges(view.edges)) if view.edges and _may_use_edges(open) else NOTHING
+        return _ticking(open.id, [*edges, *subscriber.start(now)])
+
+
+def _may_use_edges(open: Open) -> bool:
+    return not open.hi and not open.asof and not is_internal(open.stream)
 
 
 def _ticking(id: int, effects: Effects) -> list[Effect]:

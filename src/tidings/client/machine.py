@@ -55,6 +55,7 @@ from tidings.protocols.brokers.messages import (
     SubscriptionSettings,
     Unfollow,
     Unfollowed,
+    local,
 )
 from tidings.protocols.brokers.subscriber import Ended, Learn, Lost, Save, Take
 from tidings.protocols.kernel import (
@@ -138,7 +139,7 @@ class ClientMachine:
         self.settings = settings
         self.rng = rng
         self.peer = peer
-        self.view = view = ClusterView(seeds, rng.randrange(1 << 16))
+        self.view = view = ClusterView(me, seeds, rng.randrange(1 << 16))
         self.memberships = view.memberships
         self.streams = view.streams
         self.questions = Questions(view, settings.ask)
@@ -231,9 +232,10 @@ class ClientMachine:
         kind = type(message)
         if kind in SUBSCRIBING:
             assert isinstance(message, Feed | Unfollowed)
-            if message.id not in self.subscribers:
+            id = local(message.id)
+            if id not in self.subscribers:
                 return [Send(input.src, Unfollow(message.id))] if kind is Feed else NOTHING
-            return self._subscriber(now, message.id, input)
+            return self._subscriber(now, id, input)
         if isinstance(message, FeedBeat):
             return self._beat(now, input.src, message)
         if kind in PUBLISHING:
@@ -326,6 +328,8 @@ class ClientMachine:
         out.extend(self.followers.name_streams(now))
         if told.region == self.home:
             out.extend(self.followers.learn_streams(now, {stream.id for stream in told.streams}))
+        if self.view.learn_edges(told):
+            out.extend(self.followers.learn_edges(now))
         for membership in told.memberships:
             out.extend(self._learn(now, membership))
         if first and self.peer:
@@ -404,10 +408,11 @@ class ClientMachine:
         out: list[Effect] = []
         consumed: list[tuple[int, int]] = []
         for feed in beat.feeds:
-            if feed[0] not in self.subscribers:
+            id = local(feed[0])
+            if id not in self.subscribers:
                 out.append(Send(src, Unfollow(feed[0])))
                 continue
-            for effect in self._subscriber(now, feed[0], Received(src, FeedBeat((feed,), beat.within))):
+            for effect in self._subscriber(now, id, Received(src, FeedBeat((feed,), beat.within))):
                 if type(effect) is Send and type(effect.message) is Consumed and effect.to == src:
                     consumed.append((effect.message.id, effect.message.horizon))
                 else:

@@ -60,6 +60,8 @@ class ChainChanges:
 
     async def remove(self, child: Child) -> dict[str, Any]:
         """Take a replica out of its chain and stop it for good; the slot is not used again."""
+        if child.kind != "replica":
+            raise BadInput(f"{child.slot} is no replica: take it out of the cluster file, and start the cluster again")
         await self._leave(child)
         await self._children.remove(child)
         self._roster.added.pop(child.slot, None)

@@ -1,7 +1,7 @@
-"""The replica processes of a supervisor: start, adopt, restart, stop.
+"""The processes of a supervisor, replicas, relays and edges: start, adopt, restart, stop.
 
-A replica that ends is started again, after a pause that doubles while it keeps failing. A replica that an earlier
-supervisor started is found by its run file and adopted.
+A process that ends is started again, after a pause that doubles while it keeps failing. One that an earlier supervisor
+started is found by its run file and adopted.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from tidings.core.errors import BadInput, TidingsError
 from tidings.core.ids import RegionId
 from tidings.net.names import region_of, slot_of
 from tidings.server.backoff import pause_after
+from tidings.server.node_process import NodeKind, Spec
 from tidings.server.paths import ClusterPaths, Process, send_signal
 from tidings.server.prefork_client import PreforkClient
-from tidings.server.replica import Spec
 
-STEADY = 10.0  # seconds after which a replica counts as healthy, and its failures as over; ours
+STEADY = 10.0  # seconds after which a process counts as healthy, and its failures as over; ours
 LOOK = 0.05  # seconds between looks at processes that are not children, and at conditions; ours
-GRACE = 10.0  # seconds a replica has to stop by itself; ours: a sync of all it may have queued, many times over
+GRACE = 10.0  # seconds a process has to stop by itself; ours: a sync of all it may have queued, many times over
 
 log = structlog.get_logger("tidings.supervisor")
 
 
 class Child:
-    """A replica's slot, and the process that runs in it."""
+    """A slot, and the process that runs in it."""
 
-    def __init__(self, slot: str, address: str) -> None:
+    def __init__(self, slot: str, address: str, kind: NodeKind = "replica") -> None:
         self.slot = slot
+        self.kind: NodeKind = kind
         self.region: RegionId = region_of(slot)
         self.address = address
         self.process: Process | None = None  # with its start time: the pid alone may be another process's by now
@@ -54,7 +55,7 @@ class Child:
 
 
 class Children:
-    """All replicas of the cluster. ``make_spec`` says how one is started; ``started`` is called when it was."""
+    """All processes. ``make_spec`` says how one is started; ``started`` is called when it was."""
 
     def __init__(
         self, files: ClusterPaths, make_spec: Callable[[Child], Spec], started: Callable[[Child, Spec], None]
@@ -70,20 +71,25 @@ class Children:
     def __iter__(self) -> Iterator[Child]:
         return iter(self.by_slot.values())
 
+    @property
+    def replicas(self) -> list[Child]:
+        """The replicas among them."""
+        return [child for child in self if child.kind == "replica"]
+
     def of(self, region: RegionId) -> list[Child]:
         """The replicas of a region."""
-        return [child for child in self if child.region == region]
+        return [child for child in self.replicas if child.region == region]
 
     def get(self, name: str) -> Child:
-        """The replica of a slot, or of any of its incarnations; raises `BadInput`."""
+        """The process of a slot, or of any of its incarnations; raises `BadInput`."""
         slot = slot_of(name)
         if slot not in self.by_slot:
-            raise BadInput(f"replica {name!r} is unknown: there are {', '.join(sorted(self.by_slot))}")
+            raise BadInput(f"process {name!r} is unknown: there are {', '.join(sorted(self.by_slot))}")
         return self.by_slot[slot]
 
-    def add(self, slot: str, address: str) -> Child:
+    def add(self, slot: str, address: str, kind: NodeKind = "replica") -> Child:
         """A slot more; `keep` starts its process."""
-        child = self.by_slot[slot] = Child(slot, address)
+        child = self.by_slot[slot] = Child(slot, address, kind)
         return child
 
     def adopt(self, child: Child) -> bool:
@@ -96,7 +102,7 @@ class Children:
         return True
 
     def keep(self, child: Child) -> None:
-        """Keep a replica running from now on."""
+        """Keep a process running from now on."""
         self._tasks[child.slot] = asyncio.ensure_future(self._keep(child))
 
     async def stop(self, child: Child) -> None:
@@ -110,33 +116,33 @@ class Children:
         end = loop.time() + GRACE
         while process.alive:
             if loop.time() > end:
-                log.warning("a replica did not stop and is killed", slot=child.slot, pid=process.pid, seconds=GRACE)
+                log.warning("a process did not stop and is killed", slot=child.slot, pid=process.pid, seconds=GRACE)
                 send_signal(process, signal.SIGKILL)
                 end = loop.time() + GRACE
             await asyncio.sleep(LOOK / 2)
 
     async def remove(self, child: Child) -> None:
-        """Stop a replica for good."""
+        """Stop a process for good."""
         self._tasks.pop(child.slot).cancel()
         await self.stop(child)
         del self.by_slot[child.slot]
 
     async def release(self) -> None:
-        """Keep replicas running no more."""
+        """Keep processes running no more."""
         self._stopping = True
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def stop_all(self, *, adopted: bool) -> None:
-        """Stop all replicas (the adopted ones only if told so), then the prefork process."""
+        """Stop all processes (the adopted ones only if told so), then the prefork process."""
         await asyncio.gather(*[self.stop(child) for child in self if adopted or child.spawned])
         await self.prefork.stop()
 
-    # --- one replica ------------------------------------------------------------------------------------------
+    # --- one process ------------------------------------------------------------------------------------------
 
     async def _keep(self, child: Child) -> None:
-        """Start a replica whenever it does not run, unless it is held."""
+        """Start a process whenever it does not run, unless it is held."""
         loop = asyncio.get_running_loop()
         while True:
             if child.process is not None:
@@ -150,12 +156,12 @@ class Children:
                 await asyncio.sleep(LOOK / 5)
             try:
                 if self.adopt(child):  # an earlier supervisor started it, and it wrote its run file only now
-                    log.info("adopted a running replica", slot=child.slot, pid=child.pid)
+                    log.info("adopted a running process", slot=child.slot, pid=child.pid)
                 else:
                     await self._start(child)
             except (TidingsError, OSError) as error:
                 child.failures += 1
-                log.error("cannot start a replica", slot=child.slot, error=str(error))
+                log.error("cannot start a process", slot=child.slot, error=str(error))
 
     async def _start(self, child: Child) -> None:
         spec = self._make_spec(child)
@@ -176,5 +182,5 @@ class Children:
         for child in self:
             if child.pid == pid:
                 if not child.held and not self._stopping:
-                    log.warning("a replica has ended", slot=child.slot, pid=pid, code=code)
+                    log.warning("a process has ended", slot=child.slot, pid=pid, code=code)
                 child.ended.set()

@@ -10,11 +10,22 @@
     config = "127.0.0.1:7409"
     replicas = ["127.0.0.1:7400", "127.0.0.1:7401", "127.0.0.1:7402"]       # r0/p0, r0/p1, r0/p2
 
+    [[regions.cells]]                       # relays and edges: topology.py
+    name = "relays"
+    relays = ["127.0.0.1:7410", "127.0.0.1:7411"]
+
+    [[regions.edges]]
+    address = "127.0.0.1:7412"
+    upstream = "relays"
+
     [wan]
     preset = "us"                           # or [[wan.links]] with a, b, latency, jitter, bandwidth, loss
 
     [protocol]
     silence = 1.5
+
+    [brokers]
+    gct = 0.2
 
 An unknown key, a wrong type, a number out of bounds or a name that does not exist is refused with one line that says
 where (file, line, key), what was found and what is allowed. Times are seconds, bandwidths bits per second.
@@ -27,6 +38,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Container, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -37,6 +49,7 @@ from tidings.core.gc import GcPolicy
 from tidings.core.ids import NodeId, RegionId
 from tidings.net.names import CONFIG, make_id, parse_address
 from tidings.net.shape import PRESETS, ShapedPath, Wan
+from tidings.protocols.brokers.broker_messages import BrokerSettings
 from tidings.protocols.fabrics.family import FabricChoice
 from tidings.protocols.nodes.replica import ReplicaSettings
 from tidings.protocols.regions.interregion import InterRegionSettings
@@ -47,6 +60,7 @@ from tidings.protocols.replication.recovery import RecoverySettings
 from tidings.protocols.services.publishing import PublishSettings
 from tidings.protocols.services.receipts import ReceiptSettings
 from tidings.server.ports import describe_holder, is_taken
+from tidings.server.topology import BrokerPlace, CellConfig, EdgeConfig, Problems, place_brokers, topology_problems
 from tidings.sim.scenario import Chance, Duration, Name, Seconds, Some, Table, read_fabric
 from tidings.sim.toml import Document
 
@@ -59,7 +73,10 @@ FREE = (10_000, 32_000)
 replica that comes back must find its own port free."""
 
 MOST = 256
-"""Replicas of a generated cluster; ours, because each is a process of this machine that takes some 100 MB."""
+"""Processes of a generated cluster; ours, because each takes some 100 MB of this machine."""
+
+CELL = "relays"
+"""The one cell of a generated region."""
 
 FILE = "cluster.toml"
 HOST = "127.0.0.1"
@@ -83,6 +100,8 @@ class RegionConfig(Table, frozen=True):
     name: RegionName
     config: str  # where its configuration service listens
     replicas: Annotated[tuple[str, ...], Meta(min_length=1)]  # and its replicas; the first is the initial head
+    cells: tuple[CellConfig, ...] = ()
+    edges: tuple[EdgeConfig, ...] = ()
 
     @property
     def service(self) -> NodeId:
@@ -92,6 +111,10 @@ class RegionConfig(Table, frozen=True):
     def slots(self) -> dict[str, str]:
         """Its replicas' places, and where each listens."""
         return {f"{self.name}/p{at}": address for at, address in enumerate(self.replicas)}
+
+    def broker_places(self) -> dict[str, BrokerPlace]:
+        """Its relays and edges."""
+        return place_brokers(self.name, self.cells, self.edges)
 
     def initial_chain(self, epoch: int) -> ChainConfig:
         """The chain that the region is bootstrapped with: all replicas of the file, under their plain names."""
@@ -148,6 +171,21 @@ class ProtocolConfig(Table, frozen=True):
         return ConfigurationSettings(silence=self.silence)
 
 
+class BrokersConfig(Table, frozen=True):
+    """``[brokers]``: how replicas, relays and edges notice what is missing between them."""
+
+    gct: Duration = BrokerSettings().gct  # A2.30: a gap that is younger may be a message on its way
+    nrt: Duration = BrokerSettings().nrt  # A2.31: a nack is repeated after so long at the earliest
+    dct: Seconds = BrokerSettings().dct  # A2.32: what comes next is asked for after so long; 0: never
+    aet: Duration = BrokerSettings().aet  # A2.33: what was published is expected to be acknowledged
+    status: Duration = BrokerSettings().status  # between two signs of life
+    patience: Duration = BrokerSettings().patience  # one not heard of for so long is not there
+
+    def settings(self) -> BrokerSettings:
+        """As a broker takes them."""
+        return BrokerSettings(**structs.asdict(self))
+
+
 class ClusterConfig(Table, frozen=True, kw_only=True):
     """A whole cluster, as its file says."""
 
@@ -155,6 +193,7 @@ class ClusterConfig(Table, frozen=True, kw_only=True):
     regions: Annotated[tuple[RegionConfig, ...], Meta(min_length=1)]
     wan: WanTable = WanTable()
     protocol: ProtocolConfig = ProtocolConfig()
+    brokers: BrokersConfig = BrokersConfig()
     fabric: FabricChoice = FabricChoice()
 
     def replica_settings(self) -> ReplicaSettings:
@@ -175,6 +214,10 @@ class ClusterConfig(Table, frozen=True, kw_only=True):
     def slots(self) -> dict[str, str]:
         """All replicas' places, and where each listens."""
         return {slot: address for region in self.regions for slot, address in region.slots().items()}
+
+    def broker_places(self) -> dict[str, BrokerPlace]:
+        """All relays and edges."""
+        return {slot: place for region in self.regions for slot, place in region.broker_places().items()}
 
     def shape(self, *, always: bool = False) -> Wan | None:
         """What lies between the regions; None if nothing does, unless links may be cut later."""
@@ -202,9 +245,6 @@ def load(path: str | Path) -> ClusterConfig:
     return plan
 
 
-Problems: TypeAlias = Iterator[tuple[str, str]]
-
-
 def _problems(plan: ClusterConfig) -> Problems:
     names = [region.name for region in plan.regions]
     taken: dict[str, str] = {}
@@ -213,6 +253,9 @@ def _problems(plan: ClusterConfig) -> Problems:
             yield f"regions[{at}].name", "is used twice; every name must be different"
         places = [(f"regions[{at}].config", region.config)]
         places += [(f"regions[{at}].replicas[{n}]", address) for n, address in enumerate(region.replicas)]
+        for n, cell in enumerate(region.cells):
+            places += [(f"regions[{at}].cells[{n}].relays[{m}]", address) for m, address in enumerate(cell.relays)]
+        places += [(f"regions[{at}].edges[{n}].address", edge.address) for n, edge in enumerate(region.edges)]
         for key, address in places:
             try:
                 parse_address(address)
@@ -221,11 +264,14 @@ def _problems(plan: ClusterConfig) -> Problems:
             if address in taken:
                 yield key, f"is taken by {taken[address]}; every process has its own address"
             taken[address] = key
+        yield from topology_problems(f"regions[{at}]", region.cells, region.edges)
     yield from _wan_problems(plan.wan, names)
     try:
         GcPolicy.parse(plan.protocol.receipts_gc)
     except BadInput as error:
         yield "protocol.receipts_gc", str(error)
+    if plan.brokers.patience < 2 * plan.brokers.status:
+        yield "brokers.patience", f"must be at least two times status, {2 * plan.brokers.status:g} s: one may be lost"
     if plan.protocol.silence < 3 * plan.protocol.beat:
         yield "protocol.silence", f"must be at least three beats, {3 * plan.protocol.beat:g} s: a lost one is no death"
 
@@ -254,6 +300,8 @@ def generate(
     regions: int,
     replicas: int,
     *,
+    edges: int = 0,
+    relays: int = 0,
     name: str = "tidings",
     durability: Durability = "durable",
     wan: Literal["us"] | None = None,
@@ -262,21 +310,29 @@ def generate(
     fabric: FabricChoice | None = None,
     poll: float = 0.0,
 ) -> ClusterConfig:
-    """A cluster on this machine: ports from ``port`` up, of which none may be taken; with 0 any that are free."""
+    """A cluster on this machine: ports from ``port`` up, of which none may be taken; with 0 any that are free.
+
+    Each region has ``edges``, and ``relays`` between its replicas and its edges.
+    """
     if regions < 1 or replicas < 1:
         raise BadInput(f"{regions} regions of {replicas} replicas make no cluster: at least one of each")
     if wan == "us" and regions > 3:
         raise BadInput(f"the preset 'us' has three regions, not {regions}: write a {FILE} with [[wan.links]]")
-    if regions * replicas > MOST:
+    if relays and not edges:
+        raise BadInput(f"{relays} relays without an edge carry nothing: give edges, too")
+    brokers = f", {edges} edges and {relays} relays" if edges else ""
+    processes = regions * (replicas + edges + relays)
+    if processes > MOST:
         raise BadInput(
-            f"{regions} regions of {replicas} replicas are {regions * replicas} processes, too many for this machine: "
+            f"{regions} regions of {replicas} replicas{brokers} are {processes} processes, too many for this machine: "
             f"at most {MOST}, or a {FILE} for several hosts with `tidings serve`"
         )
-    addresses = [f"{HOST}:{each}" for each in _ports(regions * (replicas + 1), port)]
-    services = addresses[regions * replicas :]
+    addresses = iter([f"{HOST}:{each}" for each in _ports(processes + regions, port)])
+    chains = [tuple(islice(addresses, replicas)) for _ in range(regions)]
+    services = list(islice(addresses, regions))
     made = [
-        RegionConfig(f"r{at}", services[at], tuple(addresses[at * replicas : (at + 1) * replicas]))
-        for at in range(regions)
+        RegionConfig(f"r{at}", services[at], chain, *_generate_brokers(addresses, edges, relays))
+        for at, chain in enumerate(chains)
     ]
     return ClusterConfig(
         cluster=ClusterTable(name, durability, poll=poll),
@@ -287,17 +343,31 @@ def generate(
     )
 
 
+def _generate_brokers(
+    addresses: Iterator[str], edges: int, relays: int
+) -> tuple[tuple[CellConfig, ...], tuple[EdgeConfig, ...]]:
+    cells = (CellConfig(name=CELL, relays=tuple(islice(addresses, relays))),) if relays else ()
+    upstream = CELL if relays else None
+    return cells, tuple([EdgeConfig(address=each, upstream=upstream) for each in islice(addresses, edges)])
+
+
 def render(plan: ClusterConfig) -> str:
     """A cluster as a file that a person can go on from: what is not the default."""
     lines = ["[cluster]", *_assignments(plan.cluster, keep=("name", "durability")), ""]
     for region in plan.regions:
         lines += ["[[regions]]", *_assignments(region), ""]
+        for cell in region.cells:
+            lines += ["[[regions.cells]]", *_assignments(cell), ""]
+        for edge in region.edges:
+            lines += ["[[regions.edges]]", *_assignments(edge), ""]
     if plan.wan.preset is not None:
         lines += ["[wan]", f'preset = "{plan.wan.preset}"', ""]
     for link in plan.wan.links:
         lines += ["[[wan.links]]", *_assignments(link), ""]
     if settings := _assignments(plan.protocol):
         lines += ["[protocol]", *settings, ""]
+    if settings := _assignments(plan.brokers):
+        lines += ["[brokers]", *settings, ""]
     if plan.fabric != FabricChoice():
         options = [f"{name} = {json.encode(value).decode()}" for name, value in plan.fabric.options.items()]
         lines += ["[fabric]", f'kind = "{plan.fabric.kind}"', *options, ""]
@@ -305,11 +375,12 @@ def render(plan: ClusterConfig) -> str:
 
 
 def _assignments(table: Table, keep: tuple[str, ...] = ()) -> list[str]:
-    """The keys of a table that say something; JSON's strings, numbers and lists are TOML's too."""
+    """The keys of a table that say something and are no tables; JSON's strings, numbers and lists are TOML's too."""
     lines = []
     for field in structs.fields(table):
         value = getattr(table, field.name)
-        if value != field.default or field.name in keep:
+        tables = field.name in ("cells", "edges")
+        if not tables and (value != field.default or field.name in keep):
             text = json.encode(value).decode().replace('","', '", "')
             lines.append(f"{field.name} = {text}")
     return lines

@@ -17,7 +17,7 @@ from tidings.server.http_client import CallFailed, call
 from tidings.server.paths import SUPERVISOR, ClusterPaths, read
 from tidings.server.roster import ROSTER, Roster
 from tidings.server.rpc import RpcClient
-from tidings.server.status import ANSWER, describe_all, summarize
+from tidings.server.status import ANSWER, ask_brokers, describe_all, listed_edges, summarize
 
 DEFINE = 10.0  # seconds a definition may take; ours: a fail-over, and then some
 
@@ -90,9 +90,12 @@ def look(directory: Path | None, file: Path | None, addresses: Sequence[str] = (
 async def _look(target: ClusterTarget) -> dict[str, Any]:
     async with target.asker() as asker:
         descriptions = await describe_all(asker, target.slots, ANSWER)
-    found = {slot: target.files.process(slot) for slot in target.slots} if target.files is not None else {}
+    files = target.files
+    places = target.config.broker_places() if files is not None else listed_edges(descriptions)
+    brokers = await ask_brokers(files, places)
+    found = {slot: files.process(slot) for slot in (*target.slots, *places)} if files is not None else {}
     pids = {slot: process.pid for slot, process in found.items() if process is not None and process.alive}
-    return summarize(target.config, target.slots, descriptions, pids)
+    return summarize(target.config, target.slots, descriptions, pids, places, brokers)
 
 
 def streams(target: ClusterTarget) -> list[StreamDef]:

@@ -16,8 +16,11 @@ from tidings.net.names import CONFIG, parse_address, slot_of
 from tidings.server import logs, paths
 from tidings.server.cluster_config import ClusterConfig, load
 from tidings.server.configuration import EmbeddedConfiguration
+from tidings.server.node_process import OnReady, Spec
+from tidings.server.nodes import main
 from tidings.server.paths import ClusterPaths, Process, started_at
-from tidings.server.replica import OnReady, Spec, main, warm
+from tidings.server.replica import warm
+from tidings.server.topology import BrokerKind
 
 log = structlog.get_logger("tidings.serve")
 
@@ -54,6 +57,34 @@ def replica(
         root=str(home(file, config, directory).root),
         config=str(file.absolute()),
         address=listen,
+        journal=str(journal.absolute()) if journal else "",
+        console=console,
+    )
+    return main(spec, on_ready)
+
+
+def broker(
+    file: Path,
+    kind: BrokerKind,
+    name: str,
+    directory: Path | None,
+    *,
+    journal: Path | None = None,
+    console: bool,
+    on_ready: OnReady | None = None,
+) -> int:
+    """Run a relay or an edge; the exit code."""
+    config = load(file)
+    config.region(name.partition("/")[0])
+    there = [slot for slot, place in config.broker_places().items() if place.kind == kind]
+    if name not in there:
+        known = f"there are {', '.join(there)}" if there else "there is none"
+        raise BadInput(f"--id {name} is no {kind} of {file}: {known}; add one to the file")
+    spec = Spec(
+        slot=name,
+        kind=kind,
+        root=str(home(file, config, directory).root),
+        config=str(file.absolute()),
         journal=str(journal.absolute()) if journal else "",
         console=console,
     )

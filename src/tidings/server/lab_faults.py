@@ -1,4 +1,4 @@
-"""Faults of a lab cluster (`tidings up --lab`): links cut or impaired, replicas killed or paused.
+"""Faults of a lab cluster (`tidings up --lab`): links cut or impaired; replicas, relays and edges killed or paused.
 
 The supervisor remembers which links are cut or impaired, and tells each replica when it starts or wakes.
 """
@@ -19,8 +19,8 @@ from tidings.server.children import LOOK, Child, Children
 from tidings.server.cluster_config import ClusterConfig
 from tidings.server.configuration_services import ConfigurationServices
 from tidings.server.http_client import CallFailed, call_async
+from tidings.server.node_process import Spec
 from tidings.server.paths import ClusterPaths, send_signal
-from tidings.server.replica import Spec
 
 log = structlog.get_logger("tidings.supervisor")
 
@@ -29,7 +29,7 @@ Impaired = tuple[tuple[RegionId, RegionId, dict[str, Any]], ...]
 
 
 class LabFaults:
-    """Injects faults and ends them. ``find`` gives the replica of a name, a place in the chain included."""
+    """Injects faults and ends them. ``find`` gives the process of a name, a place in the chain included."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class LabFaults:
             await asyncio.sleep(LOOK / 5)
 
     async def restart(self, child: Child) -> None:
-        """Start a replica that was killed; one that runs is stopped first."""
+        """Start a process that was killed; one that runs is stopped first."""
         child.held = True
         await self._children.stop(child)
         while child.pid is not None:
@@ -123,13 +123,15 @@ class LabFaults:
             if child.process is process:
                 send_signal(process, signal.SIGCONT)
                 child.paused = False
-                self._spawn(self._tell_everything(child))
+                if child.kind == "replica":
+                    self._spawn(self._tell_everything(child))
 
         asyncio.get_running_loop().call_later(seconds, resume)
 
     def started(self, child: Child, spec: Spec) -> None:
         """A replica has started with the faults of its spec: tell it what changes until it can be called."""
-        self._spawn(self._tell_when_up(child, spec))
+        if child.kind == "replica":  # the others have no links to other regions
+            self._spawn(self._tell_when_up(child, spec))
 
     async def release(self) -> None:
         """Tell replicas nothing more."""
@@ -147,7 +149,7 @@ class LabFaults:
 
     async def _tell_all(self, fault: dict[str, Any]) -> None:
         """Tell every replica that can be called; a paused one is told when it wakes, a starting one when it is up."""
-        await asyncio.gather(*[self._tell(child, fault) for child in self._children])
+        await asyncio.gather(*[self._tell(child, fault) for child in self._children.replicas])
 
     async def _tell(self, child: Child, fault: dict[str, Any]) -> None:
         found = self._files.process(child.slot)

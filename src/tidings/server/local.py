@@ -91,7 +91,8 @@ def await_ready(found: Process, timeout: float = START) -> None:
 
 
 class LocalCluster:
-    """Regions r0, r1, ... of replicas p0, p1, ... under a directory (default: a temporary one).
+    """Regions r0, r1, ... of replicas p0, p1, ..., relays b0, ... and edges e0, ... under a directory (default: a
+    temporary one).
 
     A replica may be named by its slot ("r0/p1") or its place ("r0/head", "r0/middle", "r0/tail").
     """
@@ -110,6 +111,8 @@ class LocalCluster:
         protocol: ProtocolConfig | None = None,
         fabric: FabricChoice | None = None,
         poll: float = 0.0,
+        edges: int = 0,
+        relays: int = 0,
         config: ClusterConfig | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -119,7 +122,16 @@ class LocalCluster:
             dir = self._temporary.name
         self.files = ClusterPaths(dir)
         self._made = config or cluster_config.generate(
-            regions, replicas, durability=durability, wan=wan, port=port, protocol=protocol, fabric=fabric, poll=poll
+            regions,
+            replicas,
+            edges=edges,
+            relays=relays,
+            durability=durability,
+            wan=wan,
+            port=port,
+            protocol=protocol,
+            fabric=fabric,
+            poll=poll,
         )
         self._lab = lab
         self._journal = None if journal is None else Path(journal)

@@ -67,8 +67,8 @@ class MemoryRegions:
             return
         for service in self._services.by_region.values():
             service.bootstrap_again(self._ids(service.region))
-        self._initial = set(self._children.by_slot)
-        for slot in self._children.by_slot:
+        self._initial = {child.slot for child in self._children.replicas}
+        for slot in sorted(self._initial):
             (self._files.data(slot) / IDENTITY_FILE).unlink(missing_ok=True)
 
     def keep(self) -> None:

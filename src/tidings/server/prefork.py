@@ -1,13 +1,13 @@
-"""The prefork process: it imports and compiles everything a replica needs, once, and forks replicas.
+"""The prefork process: it imports and compiles everything a replica needs, once, and forks replicas, relays and edges.
 
 A replica takes more than a second to import and compile, and nine replicas on two cores take ten times that. The
 prefork process is single-threaded and runs no event loop, so that a fork copies no work in progress. It talks to the
 supervisor (prefork_client.py) over a socket, one JSON object per line:
 
-    supervisor: a replica's spec            prefork: {"slot": ..., "pid": ..., "started": ...}
-                                            prefork: {"pid": ..., "code": ...} when a replica has ended
+    supervisor: a spec                      prefork: {"slot": ..., "pid": ..., "started": ...}
+                                            prefork: {"pid": ..., "code": ...} when a process has ended
 
-Replicas outlive this process and the supervisor unless they are attached. The next supervisor finds them by their run
+Processes outlive this process and the supervisor unless they are attached. The next supervisor finds them by their run
 files.
 """
 
@@ -23,12 +23,14 @@ import sys
 
 import msgspec
 
-from tidings.server import replica
+from tidings.server import nodes
+from tidings.server.node_process import Spec
 from tidings.server.paths import started_at
+from tidings.server.replica import warm
 
 
 class WorkerStarted(msgspec.Struct, frozen=True):
-    """A replica has been started."""
+    """A process has been started."""
 
     slot: str
     pid: int
@@ -36,7 +38,7 @@ class WorkerStarted(msgspec.Struct, frozen=True):
 
 
 class WorkerEnded(msgspec.Struct, frozen=True):
-    """A replica has ended; a negative code is the signal that ended it."""
+    """A process has ended; a negative code is the signal that ended it."""
 
     pid: int
     code: int
@@ -53,9 +55,9 @@ def main() -> None:
     line = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the supervisor
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    replica.warm()
+    warm()
     gc.collect()
-    gc.freeze()  # a collection in a replica does not touch these pages, so they stay shared
+    gc.freeze()  # a collection in a fork does not touch these pages, so they stay shared
     _Prefork(line).run()
 
 
@@ -73,7 +75,7 @@ class _Prefork:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def run(self) -> None:
-        """Fork a replica per spec; report each that has ended."""
+        """Fork a process per spec; report each that has ended."""
         self._say(Ready())
         while True:
             ready, _, _ = select.select([self._line.fileno(), self._wakeup], [], [])
@@ -87,16 +89,16 @@ class _Prefork:
                     return
                 *lines, self._buffer = (self._buffer + data).split(b"\n")
                 for line in lines:
-                    self._spawn(msgspec.json.decode(line, type=replica.Spec))
+                    self._spawn(msgspec.json.decode(line, type=Spec))
 
-    def _spawn(self, spec: replica.Spec) -> None:
+    def _spawn(self, spec: Spec) -> None:
         pid = os.fork()
         if pid == 0:
-            self._run_replica(spec)
+            self._run_node(spec)
         self._say(WorkerStarted(spec.slot, pid, started_at(pid)))  # it is not reaped yet, so this is its own start time
 
-    def _run_replica(self, spec: replica.Spec) -> None:
-        """In the child: run the replica, then exit."""
+    def _run_node(self, spec: Spec) -> None:
+        """In the child: run what the spec says, then exit."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -105,7 +107,7 @@ class _Prefork:
             os.setsid()  # a terminal's Ctrl-C is for the supervisor
             os.close(self._wakeup)
             self._line.close()
-            code = replica.main(spec)
+            code = nodes.main(spec)
         finally:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()

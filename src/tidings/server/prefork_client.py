@@ -1,4 +1,4 @@
-"""The supervisor's end of the prefork process (prefork.py): starts that process, and asks it to fork replicas."""
+"""The supervisor's end of the prefork process (prefork.py): starts that process, and asks it to fork processes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 import msgspec
 import structlog
 
+from tidings.server.node_process import Spec
 from tidings.server.paths import SUPERVISOR, ClusterPaths, Process, send_signal
-from tidings.server.replica import Spec
 
 log = structlog.get_logger("tidings.supervisor")
 
 
 class PreforkClient:
-    """One prefork process at a time; a new one is started with the next replica if it has ended."""
+    """One prefork process at a time; a new one is started with the next spec if it has ended."""
 
     def __init__(self, files: ClusterPaths, ended: Callable[[int, int], None]) -> None:
         self._files = files
-        self._ended = ended  # called with pid and exit code of a replica that has ended
+        self._ended = ended  # called with pid and exit code of a process that has ended
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -45,7 +45,7 @@ class PreforkClient:
         self._reading = asyncio.ensure_future(self._read(reader))
 
     async def spawn(self, spec: Spec) -> Process:
-        """Start a replica process."""
+        """Start a process."""
         async with self._starting:
             ended = self._process is None or self._process.poll() is not None
             if ended or self._reading is None or self._reading.done():
@@ -61,7 +61,7 @@ class PreforkClient:
         return await spawned
 
     async def stop(self) -> None:
-        """Stop the prefork process; replicas go on. It reports first what it was still asked to start."""
+        """Stop the prefork process; what it forked goes on. It reports first what it was still asked to start."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write_eof()
         if self._reading is not None:
@@ -85,8 +85,8 @@ class PreforkClient:
                     self._spawned(said["slot"], Process(pid=said["pid"], started=said["started"]))
                 else:
                     self._ended(said["pid"], said["code"])
-        except Exception as error:  # any output that is not understood: the next replica gets a new prefork process
-            log.warning("the prefork process failed; the next replica starts a new one", error=repr(error))
+        except Exception as error:  # any output that is not understood: the next spec gets a new prefork process
+            log.warning("the prefork process failed; the next start brings a new one", error=repr(error))
         finally:
             self._ready.set()
             for waiting in self._spawning.values():
@@ -99,5 +99,5 @@ class PreforkClient:
         if waiting is not None and not waiting.done():
             waiting.set_result(process)
         else:  # the caller was cancelled: nothing else would ever stop this process
-            log.info("stopping a replica whose start was cancelled", slot=slot, pid=process.pid)
+            log.info("stopping a process whose start was cancelled", slot=slot, pid=process.pid)
             send_signal(process, signal.SIGTERM)

@@ -1,87 +1,54 @@
 """The replica process: one machine, its store, its sockets, and what keeps it going.
 
 A `Spec` names the slot and the cluster file. `ReplicaSlot` gives the replica its name and opens the store. The
-configuration services name the replicas of the other regions. Then `Host` runs the `Replica` machine. Three tasks run
-beside it: the checkpointer, which keeps the log short; the HTTP server; and a task that asks the configuration services
-of the other regions for their chains every few seconds. No replica's disk holds those chains, so two regions that have
-both replaced all their replicas would otherwise never find each other again.
-
-A machine that raises, or a disk that fails, ends the process; the supervisor starts it again.
+configuration services name the replicas of the other regions. Then `Host` runs the `Replica` machine. Two tasks run
+beside it: the checkpointer, which keeps the log short, and a task that asks the configuration services of the other
+regions for their chains every few seconds. No replica's disk holds those chains, so two regions that have both replaced
+all their replicas would otherwise never find each other again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import random
-import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import structlog
 
-from tidings.core.errors import BadInput, TidingsError
+from tidings.core.errors import BadInput
 from tidings.core.ids import NodeId, RegionId
-from tidings.net.host import Host, HostSettings, MachineFailed
-from tidings.net.journal import Journal, Start
-from tidings.net.loop import run
-from tidings.net.names import ADDRESSES, name_of, parse_address, region_of
+from tidings.net.host import Host, HostSettings
+from tidings.net.names import ADDRESSES, parse_address
 from tidings.net.shape import Wan
 from tidings.protocols.nodes.replica import Replica, ReplicaSettings
 from tidings.protocols.regions.interregion import Advertise
 from tidings.protocols.replication.chain_config import ChainConfig
 from tidings.protocols.replication.log import DiskEntry
-from tidings.server import cluster_config, logs, paths
-from tidings.server.allocator import keep_memory
-from tidings.server.cluster_config import ClusterConfig
-from tidings.server.http import HttpServer
+from tidings.server import paths
 from tidings.server.identity import ReplicaSlot
-from tidings.server.paths import ClusterPaths, Process, started_at
+from tidings.server.node_process import NodeProcess, OnReady, Spec
+from tidings.server.paths import ClusterPaths
 from tidings.server.replica_http import ReplicaHttp
 from tidings.server.rpc import NoAnswer, RpcClient
 from tidings.store import Checkpointer, Store
 
-SWITCH = 0.0002  # seconds; decision 0006: the commit thread must not wait 5 ms for the interpreter
 REFRESH_PEERS = 5.0  # seconds between queries of the other regions' services; ours: advertisements do it meanwhile
 PEERS_TIMEOUT = 1.0  # seconds they have to answer; ours, because the region must not wait for a cut link
 CHECKPOINT_LOOK = 0.05  # seconds between looks whether one is due; ours, because a log grows for a second before it is
 WAITING = 5.0  # seconds between log lines that the own service does not answer; ours
-FAILED = 70  # exit code of a process whose machine or disk has failed
 
 STARTED = "replica started"
 """The log line of a replica that has its id; it names id and pid."""
 
 log = structlog.get_logger("tidings.replica")
 
-OnReady: TypeAlias = Callable[[Process], None]
-"""Called once, when a process is ready."""
 
-
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a replica process is told."""
-
-    slot: str
-    root: str  # the cluster's directory on this machine
-    config: str  # the cluster file
-    address: str = ""  # default: the one in the cluster file
-    token: str = ""  # for calls that change something
-    lab: bool = False  # faults may be injected
-    cuts: tuple[tuple[RegionId, RegionId], ...] = ()  # links that are cut now
-    impaired: tuple[
-        tuple[RegionId, RegionId, dict[str, Any]], ...
-    ] = ()  # links that are worse than the cluster file says
-    bootstrapping: bool = False  # memory: one of the initial replicas of a region that begins empty
-    journal: str = ""  # directory for journals; none: no journal
-    attached: bool = False  # stop when stdin ends: the program that started the cluster is gone
-    console: bool = False  # log to stderr instead of a file
-
-
-class Recipe(msgspec.Struct, frozen=True):
+class Recipe(msgspec.Struct, frozen=True, tag="replica"):
     """What a replica is made of besides its disk: the parameters in its journal."""
 
     node: NodeId
@@ -95,11 +62,6 @@ class Recipe(msgspec.Struct, frozen=True):
         """The machine."""
         rng = random.Random(self.seed)
         return Replica(self.node, self.region, self.service, (), self.peers, self.settings, entries, rng)
-
-
-def remake(start: Start, entries: list[Any]) -> Replica:
-    """The machine of a journal, for `tidings.net.journal.replay`."""
-    return msgspec.msgpack.decode(start.params, type=Recipe).make(entries)
 
 
 def warm() -> None:
@@ -120,40 +82,13 @@ def warm() -> None:
     history.purge()
 
 
-def main(spec: Spec, on_ready: OnReady | None = None) -> int:
-    """Run a replica until it is told to stop; the exit code."""
-    files = ClusterPaths(spec.root).make()
-    logs.configure(None if spec.console else files.log(spec.slot), node=spec.slot)
-    sys.setswitchinterval(SWITCH)
-    keep_memory()
-    try:
-        return run(ReplicaProcess(spec, files, on_ready).run())
-    except MachineFailed:
-        return FAILED  # the host has logged it
-    except Exception as error:
-        log.critical(
-            "the replica cannot go on", error=f"{type(error).__name__}: {error}", exc_info=not _is_known(error)
-        )
-        return 1
+class ReplicaProcess(NodeProcess):
+    """One replica."""
 
-
-def _is_known(error: Exception) -> bool:
-    return isinstance(error, TidingsError | OSError)
-
-
-class ReplicaProcess:
-    """One process."""
+    store: Store
 
     def __init__(self, spec: Spec, files: ClusterPaths, on_ready: OnReady | None = None) -> None:
-        self.spec = spec
-        self.on_ready = on_ready
-        self.files = files
-        self.config: ClusterConfig = cluster_config.load(spec.config)
-        self.region = region_of(spec.slot)
-        self.service = self.config.region(self.region).service
-        self.address = spec.address or self.config.slots().get(spec.slot, "")
-        if not self.address:
-            raise BadInput(f"{spec.slot} is not in {spec.config}, so it needs --listen HOST:PORT")
+        super().__init__(spec, files, on_ready)
         self.wan: Wan | None = self.config.shape(always=spec.lab)
         for a, b in spec.cuts:
             assert self.wan is not None
@@ -161,44 +96,28 @@ class ReplicaProcess:
         for a, b, changes in spec.impaired:
             assert self.wan is not None
             self.wan.impair(a, b, **changes)
-        self.stopping = asyncio.Event()
 
-    async def run(self) -> int:
-        """Open the store, run the replica until it is to stop; the exit code."""
-        self._handle_stop_signals()
-        lock = self.files.lock(self.spec.slot)
-        rpc = RpcClient(f"{self.spec.slot}?", cluster=self.config.cluster.name, region=self.region, role="node")
-        try:
-            async with rpc:
-                stopped = asyncio.ensure_future(self.stopping.wait())
-                made = asyncio.ensure_future(self._make(rpc))
-                await asyncio.wait([stopped, made], return_when=asyncio.FIRST_COMPLETED)
-                stopped.cancel()
-                if not made.done():
-                    made.cancel()
-                    return 0
-                host, store = made.result()
-                await self._serve(rpc, host, store)
-        finally:
-            self.files.run_file(self.spec.slot).unlink(missing_ok=True)
-            os.close(lock)
-        return 0
+    def listed_address(self) -> str:
+        found = self.config.slots().get(self.spec.slot, "")
+        if not found:
+            raise BadInput(f"{self.spec.slot} is not in {self.spec.config}, so it needs --listen HOST:PORT")
+        return found
 
-    def _handle_stop_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stopping.set)
-        if self.spec.attached:
-            loop.add_reader(0, self._parent_gone)
+    def http(self, host: Host) -> ReplicaHttp:
+        token = self.spec.token if self.spec.lab else ""
+        return ReplicaHttp(host, _proxy(host), self.store, self.wan, token)
 
-    def _parent_gone(self) -> None:
-        if not os.read(0, 1024):
-            asyncio.get_running_loop().remove_reader(0)
-            self.stopping.set()
+    def beside(self, rpc: RpcClient, host: Host) -> list[Coroutine[Any, Any, None]]:
+        proxy = _proxy(host)
+        return [self._checkpoint(proxy, self.store), self._refresh_peers(rpc, host, proxy)]
+
+    async def close(self, host: Host) -> None:
+        await asyncio.to_thread(self.store.close)
+        log.info("stopped", committed=_proxy(host).log.committed)
 
     # --- start -------------------------------------------------------------------------------------------------------
 
-    async def _make(self, rpc: RpcClient) -> tuple[Host, Store]:
+    async def make(self, rpc: RpcClient) -> Host:
         peers = asyncio.ensure_future(self._peers(rpc))
         slot = ReplicaSlot(self.spec.slot, self.address, self.files.data(self.spec.slot), durable=self.config.durable)
         node, store = await slot.take(lambda: self._own_membership(rpc), bootstrapping=self.spec.bootstrapping)
@@ -219,7 +138,7 @@ class ReplicaProcess:
                 store,
                 region=self.region,
                 cluster=self.config.cluster.name,
-                journal=self._journal(node, recipe),
+                journal=self.journal(node, recipe),
                 wan=self.wan,
                 settings=HostSettings(poll=self.config.cluster.poll),
             )
@@ -230,19 +149,8 @@ class ReplicaProcess:
         log.info(STARTED, id=node, pid=os.getpid(), entries=len(store.entries), committed=machine.log.committed)
         host.start()
         store.entries = []  # the machine has them
-        gc.collect()
-        gc.freeze()  # these objects stay: the collector skips them from now on, which saves milliseconds
-        return host, store
-
-    def _journal(self, node: NodeId, recipe: Recipe) -> Journal | None:
-        if not self.spec.journal:
-            return None
-        folder = Path(self.spec.journal)
-        folder.mkdir(parents=True, exist_ok=True)
-        stem, number = name_of(node).replace("/", "-"), 1
-        while (path := folder / f"{stem}.{number}.journal").exists():
-            number += 1
-        return Journal(path, msgspec.msgpack.encode(recipe))
+        self.store = store
+        return host
 
     async def _own_membership(self, rpc: RpcClient) -> ChainConfig:
         """The own chain, from its configuration service; logs while it does not answer."""
@@ -273,36 +181,7 @@ class ReplicaProcess:
     def _peers_file(self) -> Path:
         return self.files.data(self.spec.slot) / "peers.json"
 
-    # --- serving --------------------------------------------------------------------------------------------
-
-    async def _serve(self, rpc: RpcClient, host: Host, store: Store) -> None:
-        proxy = host.machine
-        assert isinstance(proxy, Replica)
-        token = self.spec.token if self.spec.lab else ""
-        http = HttpServer(ReplicaHttp(host, proxy, store, self.wan, token).application)
-        http.start()
-        pid = os.getpid()
-        me = Process(pid=pid, started=started_at(pid), id=host.node, http_port=http.port, token=self.spec.token)
-        paths.write(self.files.run_file(self.spec.slot), me)
-        if self.on_ready is not None:
-            self.on_ready(me)
-        tasks: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(self._checkpoint(proxy, store)),
-            asyncio.ensure_future(self._refresh_peers(rpc, host, proxy)),
-        ]
-        stopped: asyncio.Future[Any] = asyncio.ensure_future(self.stopping.wait())
-        try:
-            await asyncio.wait([stopped, host.failed, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            for done in (host.failed, *tasks):
-                if done.done():
-                    done.result()
-        finally:
-            for task in (stopped, *tasks):
-                task.cancel()
-            await http.stop()
-            await host.stop()
-            await asyncio.to_thread(store.close)
-            log.info("stopped", committed=proxy.log.committed)
+    # --- beside the machine ----------------------------------------------------------------------------------
 
     async def _checkpoint(self, proxy: Replica, store: Store) -> None:
         """Write checkpoints so that the log can be truncated, a slice per turn."""
@@ -335,3 +214,8 @@ class ReplicaProcess:
                     current = await rpc.membership(region.service, PEERS_TIMEOUT)
                     if current.epoch > proxy.inter_region.peers[region.name].epoch:
                         host.tell(region.service, Advertise(current, {}))
+
+
+def _proxy(host: Host) -> Replica:
+    assert isinstance(host.machine, Replica)
+    return host.machine

@@ -1,7 +1,8 @@
 """The state of a cluster, from the answers of its replicas: `tidings status`, and the supervisor's answer.
 
 Replicas are asked at the addresses in the cluster file and the roster. A replica that does not answer counts as not
-alive. If replicas name different chains of a region, the newest counts.
+alive. If replicas name different chains of a region, the newest counts. Relays and edges of this machine are asked over
+their HTTP; one of another host is alive if somebody listens at its address.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from tidings.net.names import make_id, name_of, parse_address, seed_of, slot_of
 from tidings.protocols.replication.chain_config import ChainConfig
 from tidings.protocols.services.catalog import Description, StreamDef, age
 from tidings.server.cluster_config import ClusterConfig
+from tidings.server.http_client import CallFailed, call_async
+from tidings.server.paths import ClusterPaths
 from tidings.server.rpc import NoAnswer, RpcClient
+from tidings.server.topology import BrokerPlace
 
 ANSWER = 1.0  # seconds a replica has; ours, because people wait for it
 
@@ -33,6 +37,41 @@ async def describe_all(rpc: RpcClient, slots: Mapping[str, str], timeout: float 
     return {slot: description for slot, description in found if description is not None}
 
 
+async def ask_brokers(
+    files: ClusterPaths | None, places: Mapping[str, BrokerPlace], timeout: float = ANSWER
+) -> dict[str, dict[str, Any]]:
+    """What the relays and edges that are alive say of themselves; nothing if they are on another host."""
+
+    async def one(place: BrokerPlace) -> dict[str, Any] | None:
+        process = files.process(place.slot) if files is not None else None
+        if process is None or not process.alive:
+            return {} if await _listens(place.address, timeout) else None
+        try:
+            told: dict[str, Any] = await call_async(process.http_port, "/status", timeout=timeout)
+        except CallFailed:
+            return None
+        return told
+
+    found = await asyncio.gather(*[one(place) for place in places.values()])
+    return {slot: told for slot, told in zip(places, found, strict=True) if told is not None}
+
+
+async def _listens(address: str, timeout: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout):
+            _, writer = await asyncio.open_connection(*parse_address(address))
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+def listed_edges(descriptions: Mapping[str, Description]) -> dict[str, BrokerPlace]:
+    """The edges that replicas know of."""
+    nodes = sorted({node for description in descriptions.values() for node in description.edges})
+    return {name_of(node): BrokerPlace(node, "edge", below=None) for node in nodes}
+
+
 def memberships_in(config: ClusterConfig, descriptions: Mapping[str, Description]) -> dict[RegionId, ChainConfig]:
     """The newest chain of each region that any replica knows."""
     newest = {region.name: region.initial_chain(0) for region in config.regions}
@@ -45,9 +84,14 @@ def memberships_in(config: ClusterConfig, descriptions: Mapping[str, Description
 
 
 def summarize(
-    config: ClusterConfig, slots: Mapping[str, str], descriptions: Mapping[str, Description], pids: Mapping[str, int]
+    config: ClusterConfig,
+    slots: Mapping[str, str],
+    descriptions: Mapping[str, Description],
+    pids: Mapping[str, int],
+    places: Mapping[str, BrokerPlace],
+    brokers: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The answer of `tidings status`."""
+    """The answer of `tidings status`. ``brokers``: what the relays and edges that are alive say."""
     memberships = memberships_in(config, descriptions)
     regions = []
     for region in config.regions:
@@ -55,13 +99,15 @@ def summarize(
         replicas = _replicas(memberships[region.name], own, descriptions, pids)
         alive = [each["address"] for each in replicas if each["alive"]]
         address = alive[0] if alive else region.replicas[0]
+        near = [place for slot, place in places.items() if slot.partition("/")[0] == region.name]
         regions.append(
             {
                 "name": region.name,
                 "address": address,
                 "epoch": memberships[region.name].epoch,
                 "replicas": replicas,
-                "edges": [],
+                "relays": [_broker(each, pids, brokers) for each in near if each.kind == "relay"],
+                "edges": [_broker(each, pids, brokers) for each in near if each.kind == "edge"],
             }
         )
     return {"regions": regions, "streams": _streams(memberships, descriptions)}
@@ -87,6 +133,21 @@ def _replicas(
             }
         )
     return found
+
+
+def _broker(place: BrokerPlace, pids: Mapping[str, int], brokers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A relay or an edge; what only it knows itself is None if it is on another host."""
+    told = brokers.get(place.slot)
+    below = "replicas" if place.below == "" else place.below
+    more = {"cell": place.cell} if place.kind == "relay" else {"subscriptions": (told or {}).get("subscriptions")}
+    return {
+        "id": place.slot,
+        "upstream": below,
+        "pid": pids.get(place.slot),
+        "address": place.address,
+        "alive": told is not None,
+        **more,
+    }
 
 
 def role_in(membership: ChainConfig, node: NodeId) -> str:

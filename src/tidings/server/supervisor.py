@@ -1,8 +1,8 @@
 """The supervisor: a whole cluster on one machine, as processes.
 
-It runs the configuration services, one per region, and keeps the replicas running. Its parts:
+It runs the configuration services, one per region, and keeps replicas, relays and edges running. Its parts:
 
-    children.py                  the replica processes: start, adopt, restart, stop
+    children.py                  the processes: start, adopt, restart, stop
     prefork_client.py            the process that forks them
     configuration_services.py    the configuration services
     memory_regions.py            regions in memory that lost all replicas
@@ -40,8 +40,8 @@ from tidings.server.configuration_services import ConfigurationServices
 from tidings.server.http import HttpServer
 from tidings.server.lab_faults import LabFaults
 from tidings.server.memory_regions import MemoryRegions
+from tidings.server.node_process import Spec
 from tidings.server.paths import SUPERVISOR, ClusterPaths, Process, started_at
-from tidings.server.replica import Spec
 from tidings.server.rpc import NoAnswer, RpcClient
 
 PROBE = "_ready"
@@ -93,8 +93,10 @@ class Supervisor:
         self._lock = self.files.lock()
         for slot, address in self.changes.slots().items():
             self.children.add(slot, address)
-        adopted = [child.slot for child in self.children if self.children.adopt(child)]
-        if not adopted:
+        for place in self.config.broker_places().values():
+            self.children.add(place.slot, place.address, place.kind)
+        adopted = [child for child in self.children if self.children.adopt(child)]
+        if not any([child.kind == "replica" for child in adopted]):
             self.regions.bootstrap_all()
         await self.children.prefork.start()
         await self.services.start()  # while the prefork process imports
@@ -110,16 +112,17 @@ class Supervisor:
         self.services.keep()
         self.regions.keep()
         self._started = True
-        log.info("supervisor started", pid=pid, replicas=sorted(self.children.by_slot), adopted=sorted(adopted))
+        names = sorted([child.slot for child in adopted])
+        log.info("supervisor started", pid=pid, processes=sorted(self.children.by_slot), adopted=names)
 
     async def run(self) -> None:
         """Wait until the supervisor is to stop."""
         await self.stopping.wait()
 
     async def stop(self) -> None:
-        """Stop the replicas, gracefully first, then the services. Without the lock it touches nothing.
+        """Stop the processes, gracefully first, then the services. Without the lock it touches nothing.
 
-        A supervisor that could not start stops only what it started: replicas that it adopted go on.
+        A supervisor that could not start stops only what it started: what it adopted goes on.
         """
         if self._lock is None:
             return
@@ -138,6 +141,7 @@ class Supervisor:
     def _spec(self, child: Child) -> Spec:
         return Spec(
             slot=child.slot,
+            kind=child.kind,
             root=str(self.files.root),
             config=str(self.options.config),
             address=child.address,
@@ -158,7 +162,7 @@ class Supervisor:
     # --- queries --------------------------------------------------------------------------------------------------
 
     def child(self, name: str) -> Child:
-        """The replica of a slot, or of any of its incarnations; also REGION/head, middle or tail. `BadInput` else."""
+        """The process of a slot, or of any of its incarnations; also REGION/head, middle or tail. `BadInput` else."""
         region, _, place = name.partition("/")
         if place in ("head", "middle", "tail") and region in self.services.by_region:
             replicas = self.services.by_region[region].current.replicas
@@ -167,38 +171,44 @@ class Supervisor:
 
     async def status(self) -> dict[str, Any]:
         """As `tidings status` shows it."""
-        running = {child.slot: child.address for child in self.children if child.pid and not child.paused}
-        descriptions = await status.describe_all(self._rpc, running)
+        running = [child for child in self.children if child.pid and not child.paused]
+        replicas = {child.slot: child.address for child in running if child.kind == "replica"}
+        descriptions = await status.describe_all(self._rpc, replicas)
+        places = self.config.broker_places()
+        there = {child.slot: places[child.slot] for child in running if child.kind != "replica"}
+        told = await status.ask_brokers(self.files, there)
         pids = {child.slot: child.pid for child in self.children if child.pid is not None}
-        slots = {child.slot: child.address for child in self.children}
-        found = status.summarize(self.config, slots, descriptions, pids)
+        slots = {child.slot: child.address for child in self.children.replicas}
+        found = status.summarize(self.config, slots, descriptions, pids, places, told)
         found["cuts"] = [list(pair) for pair in self.faults.cuts]
         found["lost"] = self.regions.lost()
         found["configuration"] = {name: service.running for name, service in self.services.by_region.items()}
         return found
 
     def missing(self) -> list[str]:
-        """Replicas that should be in their chain and are not."""
-        out = []
-        for child in self.children:
-            service = self.services.by_region[child.region]
-            if child.held or not service.running:
-                continue
-            found, current = self.files.process(child.slot), service.current
-            there = found is not None and found.pid == child.pid and found.id in current.replicas
-            if not there or current.epoch <= service.bootstrap_epoch:
-                out.append(child.slot)
-        return out
+        """Processes that should run and do not, and replicas that should be in their chain and are not."""
+        return [child.slot for child in self.children if not child.held and self._is_missing(child)]
+
+    def _is_missing(self, child: Child) -> bool:
+        found, service = self.files.process(child.slot), self.services.by_region[child.region]
+        there = found is not None and found.pid == child.pid
+        if child.kind != "replica":
+            return not there
+        if not service.running:
+            return False
+        current = service.current
+        in_chain = there and found is not None and found.id in current.replicas
+        return not in_chain or current.epoch <= service.bootstrap_epoch
 
     async def ready(self, timeout: float) -> None:
-        """Wait until every replica is in its chain and every region commits; raises `NotReady`."""
+        """Wait until every process runs, every replica is in its chain, every region commits; raises `NotReady`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
         while missing := self.missing():
             if advice := self.regions.advice():
                 raise NotReady(advice)
             if loop.time() > end:
-                raise NotReady(f"not in their chains after {timeout:g} s: {', '.join(missing)}; see {self.files.logs}")
+                raise NotReady(f"not there after {timeout:g} s: {', '.join(missing)}; see {self.files.logs}")
             await asyncio.sleep(LOOK / 2)
         left = max(end - loop.time(), 1.0)
         try:

@@ -1,7 +1,7 @@
 """A broker: passes knowledge of streams down to the cells below it, and curiosity about them up (Gryphon, A2.17-A2.29).
 
     upstream cell --Brokered, Offer--> [broker] --Brokered, Offer--> brokers of the cells below
-                  <--Status, Nack, Ack--        <--Status, Nack, Ack--
+                  <--Status, Nack, Acknowledge--        <--Status, Nack, Acknowledge--
 
 Of each stream a broker has an input (what it knows, and what it has asked for) and, for each broker below, an output
 (what that one is curious about and has acknowledged). A row goes down once, to the cells below that have a filter it
@@ -41,15 +41,15 @@ from tidings.core.ranges import Ranges
 from tidings.core.rows import NO_ROWS, Mask
 from tidings.core.span import Span
 from tidings.protocols.brokers.broker_messages import (
-    Ack,
+    Acknowledge,
     Brokered,
     BrokerSettings,
     CellId,
-    Heard,
     Interest,
     Nack,
     PeerStatus,
     Status,
+    StatusHeard,
     Wanted,
 )
 from tidings.protocols.kernel import (
@@ -101,7 +101,7 @@ def summary(texts: Iterable[str]) -> tuple[str, ...]:
     return ("",) if "" in some or len(some) > SUMMARY else tuple(some)
 
 
-class Output:
+class StreamOutput:
     """One stream towards one broker below."""
 
     __slots__ = ("curiosity", "lens", "needs", "since", "unsaid", "waited")
@@ -128,7 +128,7 @@ class Downstream:
         self.filters: dict[StreamId, dict[str, int]] = {}  # of each stream: texts, and their ids in its index
         self.reaches: frozenset[CellId] = frozenset()
         self.edges: tuple[NodeId, ...] = ()  # below it, or itself
-        self.outputs: dict[StreamId, Output] = {}
+        self.outputs: dict[StreamId, StreamOutput] = {}
 
     @property
     def node(self) -> NodeId:
@@ -139,7 +139,9 @@ class Downstream:
 class Broker:
     """One broker. ``upstream``: the brokers above, none at the top. ``peers``: the others of its cell."""
 
-    handles: frozenset[type] = frozenset({Status, Heard, PeerStatus, Brokered, Nack, Ack, Offer, BrokerTick})
+    handles: frozenset[type] = frozenset(
+        {Status, StatusHeard, PeerStatus, Brokered, Nack, Acknowledge, Offer, BrokerTick}
+    )
 
     def __init__(
         self,
@@ -178,7 +180,7 @@ class Broker:
         match input:
             case Received(src, Status() as status):
                 return self._hear(now, src, status)
-            case Received(src, Heard(connected)) if src in self.upstream:
+            case Received(src, StatusHeard(connected)) if src in self.upstream:
                 if connected:
                     self.above[src] = now
             case Received(src, PeerStatus(below)) if src in self.peers:
@@ -187,7 +189,7 @@ class Broker:
                 return self._brokered(now, src, told)
             case Received(src, Nack() as nack) if src in self.downstream:
                 return self._nack(now, self.downstream[src], nack)
-            case Received(src, Ack(stream, below)) if src in self.downstream:
+            case Received(src, Acknowledge(stream, below)) if src in self.downstream:
                 return self._ack(self.downstream[src], stream, below)
             case Received(src, Offer(stream, horizon)) if src in self.upstream:
                 self.source[stream] = src
@@ -236,7 +238,7 @@ class Broker:
         return now - heard < self.settings.patience
 
     def _hear(self, now: Time, src: NodeId, status: Status) -> Effects:
-        out: list[Effect] = [Send(src, Heard(self.connected(now)))]
+        out: list[Effect] = [Send(src, StatusHeard(self.connected(now)))]
         changed = self._wants(status.wanted)
         if changed:  # somebody below it may be back, from an older number than was acknowledged meanwhile
             known = [(stream, self.horizon(stream)) for stream, _, _ in status.wanted.interests]
@@ -283,7 +285,7 @@ class Broker:
                 text: old[text] if text in old else self._enter(stream, attrs, text) for text in texts
             }
             if stream not in down.outputs:
-                down.outputs[stream] = Output(self.settings)
+                down.outputs[stream] = StreamOutput(self.settings)
         for stream, entered in before.items():
             now = down.filters.get(stream, {})
             for text, id in entered.items():
@@ -544,7 +546,7 @@ class Broker:
         if stream in self.inputs:
             self.inputs[stream].forget(below)
         source = self.source.get(stream)
-        return [Send(node, Ack(stream, below)) for node in ((source,) if source is not None else self.upstream)]
+        return [Send(node, Acknowledge(stream, below)) for node in ((source,) if source is not None else self.upstream)]
 
     def expect(self, stream: StreamId, horizon: int) -> list[Effect]:
         """Everything below ``horizon`` should be acknowledged: tell those below who have not done so (A2.33)."""
@@ -567,7 +569,7 @@ class Broker:
         if gone or now - self._said >= settings.status:
             out += self._status(now)
             for stream, below in self.acknowledged.items():  # some were lost, and others may have gone to another one
-                out += [Send(node, Ack(stream, below)) for node in self.upstream]
+                out += [Send(node, Acknowledge(stream, below)) for node in self.upstream]
         for _, curiosity in self.asked.values():
             curiosity.expire(now)
         for down in self.downstream.values():

@@ -1,7 +1,7 @@
 """Messages between brokers (Gryphon, A2.4 to A2.6), and their settings. Broker and subend are in broker.py, subend.py.
 
 Knowledge flows down: `Brokered`, and `Offer` for the paper's AckExpected. Interest and curiosity flow up: `Status`,
-`Nack` and `Ack`. All of it is soft state, so every message may be lost, doubled or overtaken.
+`Nack` and `Acknowledge`. All of it is soft state, so every message may be lost, doubled or overtaken.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Status(Message, frozen=True, gc=False):
         return 16 + self.wanted.wire_size + 16 * (len(self.reaches) + len(self.edges))
 
 
-class Heard(Message, frozen=True, gc=False):
+class StatusHeard(Message, frozen=True, gc=False):
     """The answer to `Status`: the sender is alive. ``connected``: and hears from brokers up to a replica."""
 
     connected: bool
@@ -100,7 +100,7 @@ class Nack(Message, frozen=True, gc=False):
     version: int
 
 
-class Ack(Message, frozen=True, gc=False):
+class Acknowledge(Message, frozen=True, gc=False):
     """Nobody below the sender needs a number below ``below`` any more."""
 
     stream: StreamId

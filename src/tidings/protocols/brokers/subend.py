@@ -19,7 +19,7 @@ from tidings.core.ids import Seq, StreamId
 from tidings.core.knowledge import Knowledge
 from tidings.core.span import Span
 from tidings.protocols.brokers.broker import label
-from tidings.protocols.brokers.broker_messages import Ack, Brokered, BrokerSettings, Nack
+from tidings.protocols.brokers.broker_messages import Acknowledge, Brokered, BrokerSettings, Nack
 from tidings.protocols.kernel import Message, Time
 
 SMOOTH = 0.125  # the weight of a new measurement of the time an answer takes; as TCP's
@@ -99,7 +99,7 @@ class Subend:
             out += self._nack(now, self.at, self.at + settings.chop)
         if self.at > self._acked and now >= self._ack_due:
             self._acked, self._ack_due = self.at, now + settings.ack
-            out.append(Ack(self.stream, self.at))
+            out.append(Acknowledge(self.stream, self.at))
         return out
 
     def acknowledge_again(self) -> None:

@@ -1,7 +1,7 @@
 """An edge: hosts subscriptions, and gets what they want through the brokers above (Gryphon's SHB).
 
     brokers above --Brokered, Offer--> [Subend per stream] --> [SoftHistory] --> [EdgeSubscriptions] --Feed--> clients
-                  <--Status, Nack, Ack--                                                            <--Follow--
+                  <--Status, Nack, Acknowledge--                                                            <--Follow--
     replicas      <--Describe, Follow (only to catch up)--
 
 All subscriptions of an edge share the state of a stream (A2.29). An edge keeps nothing on disk: when it dies, its
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from tidings.core.errors import BadInput
 from tidings.core.filters import Filter, parse, parse_attributes
 from tidings.core.ids import NodeId, RegionId, StreamId, stream_name
-from tidings.protocols.brokers.broker_messages import Ack, Brokered, BrokerSettings, Heard, Status
+from tidings.protocols.brokers.broker_messages import Acknowledge, Brokered, BrokerSettings, Status, StatusHeard
 from tidings.protocols.brokers.edge_feeds import EdgeSubscriptions
 from tidings.protocols.brokers.interests import Interests
 from tidings.protocols.brokers.messages import Follow, SubscriptionSettings, Unfollow, Unfollowed
@@ -121,7 +121,7 @@ class Edge:
                 return self._brokered(now, src, told)
             case Received(src, Offer(stream, horizon)) if src in self.upstream and stream in self.interests.wishes:
                 return self._offered(now, src, stream, horizon)
-            case Received(src, Heard(connected)) if src in self.upstream:
+            case Received(src, StatusHeard(connected)) if src in self.upstream:
                 if connected:
                     self.above[src] = now
                 return []
@@ -204,7 +204,7 @@ class Edge:
         source = self.source.get(stream)
         out: list[Effect] = []
         for message in messages:
-            to_all = source is None or type(message) is Ack
+            to_all = source is None or type(message) is Acknowledge
             out += [Send(node, message) for node in (self.upstream if to_all else (source or "",))]
         return out
 
@@ -278,7 +278,7 @@ class Edge:
         self.described = True
         self.definitions |= there
         wanted = {follow.stream for follow in self.parked.values()}
-        for stream in {*self.definitions, *wanted}:
+        for stream in dict.fromkeys([*self.definitions, *sorted(wanted)]):
             self.missing[stream] = 0 if stream in there else self.missing.get(stream, 0) + 1
         for stream in [stream for stream, count in self.missing.items() if count >= len(self.replicas)]:
             if stream in self.definitions:
