@@ -17,7 +17,7 @@ from tidings.client.fabric import Fabric, Heard
 from tidings.core.filters import Filter, parse, parse_attributes
 from tidings.core.ids import StreamId, is_internal
 from tidings.protocols.brokers.messages import LATEST, Feed, FeedBeat, SubscriptionSettings
-from tidings.protocols.brokers.subscriber import Edges, Subscriber
+from tidings.protocols.brokers.subscriber import Edges, Refilter, Refiltered, Subscriber
 from tidings.protocols.kernel import NOTHING, Deliver, Effect, Effects, Input, Received, Report, SetTimer, Time
 
 
@@ -84,6 +84,16 @@ class Followers:
             out.extend([effect for id, at in taps for effect in self._untap(now, id, at)])
             fabric.forget(stream)
         return out
+
+    def refilter(self, now: Time, id: int, where: str) -> list[Effect]:
+        """What comes from now on is to pass another filter."""
+        if id not in self.opened:
+            return []
+        self.opened[id] = replace(self.opened[id], where=where)
+        fabric = self.fabric
+        if fabric is None or id not in fabric.taps:
+            return self.handle(now, id, Refilter(where))
+        return [Deliver(Refiltered(id, where, fabric.retap(id, self._filter(self.opened[id]))))]
 
     def learn_edges(self, now: Time) -> list[Effect]:
         """The region has other edges: tell the subscriptions that these may feed."""

@@ -26,6 +26,7 @@ from tidings.client.commands import (
     Answered,
     Ask,
     AskTick,
+    ChangeFilter,
     Close,
     Drop,
     DropSinking,
@@ -192,6 +193,8 @@ class ClientMachine:
                 return self._subscriber(now, id, Save(horizon, prompt))
             case Open():
                 return self.followers.open(now, input)
+            case ChangeFilter(id, where):
+                return self.followers.refilter(now, id, where)
             case Close(id):
                 return self.followers.close(id)
             case Ask():
