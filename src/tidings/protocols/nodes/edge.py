@@ -100,6 +100,7 @@ class Edge:
             self.histories, self._filter, settings.subscriptions, settings.catching_up, self._needs, self.connected
         )
         self.above: dict[NodeId, Time] = {}  # brokers above, and when they last said that they are connected
+        self.confirmed: dict[NodeId, int] = {}  # brokers above, and which version of the interests they know
         self.asked: Time = -1e18  # when a replica was last asked for the streams
         self.turn = rng.randrange(1 << 16)  # which replica is asked next
         self.described = False
@@ -121,10 +122,8 @@ class Edge:
                 return self._brokered(now, src, told)
             case Received(src, Offer(stream, horizon)) if src in self.upstream and stream in self.interests.wishes:
                 return self._offered(now, src, stream, horizon)
-            case Received(src, StatusHeard(connected)) if src in self.upstream:
-                if connected:
-                    self.above[src] = now
-                return []
+            case Received(src, StatusHeard(connected, version)) if src in self.upstream:
+                return self._confirmed(now, src, connected, version)
             case Received(_, Description() as told):
                 return self._learn(now, told)
             case Received(src, Follow() as follow):
@@ -254,10 +253,19 @@ class Edge:
 
     def _status(self, now: Time) -> list[Effect]:
         self._said = now
-        status = Status(self.interests.told(), (), (self.me,))
+        wanted, brief = self.interests.told(), self.interests.brief()
         for subend in self.subends.values():
-            subend.version = self.interests.version
-        return [Send(node, status) for node in self.upstream]
+            subend.version = wanted.version
+        known = [self.confirmed.get(node) == wanted.version for node in self.upstream]
+        told = [brief if each else wanted for each in known]
+        return [Send(node, Status(each, (), (self.me,))) for node, each in zip(self.upstream, told, strict=True)]
+
+    def _confirmed(self, now: Time, src: NodeId, connected: bool, version: int) -> list[Effect]:
+        """A broker above has heard the status; one that does not know the interests is told them."""
+        if connected:
+            self.above[src] = now
+        self.confirmed[src] = version
+        return self._status(now) if version == 0 else []
 
     # --- which streams there are --------------------------------------------------------------------------
 
