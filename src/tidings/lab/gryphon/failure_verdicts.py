@@ -101,7 +101,7 @@ def link_nacks(runs: Runs) -> Claim:
     first = [min([nack.at for nack in run.asked("s1")], default=np.inf) for run in runs]
     after = [at - run.failed for at, run in zip(first, runs, strict=True)]
     to = {nack.to for run in runs for nack in run.asked("s1")}
-    others = sorted({nack.by for run in runs for nack in run.nacks if nack.by in EDGES} - {"s1"})
+    others = sorted({nack.by for run in runs for nack in run.nacks if nack.by in EDGES and nack.at >= 0} - {"s1"})
     return Claim(
         "GR4.nacks",
         "s1 notices nothing while the link stalls; it asks when messages come the other way, and it asks b2.",
