@@ -10,54 +10,24 @@ from typing import Any
 
 import pytest
 
-from tidings.core.filters import Filter, parse
+from tidings.core.filters import parse
 from tidings.core.gc import GcPolicy
 from tidings.core.history import History
 from tidings.core.ids import NodeId, StreamId
 from tidings.core.rows import data_rows
 from tidings.core.span import Span
-from tidings.protocols.brokers.broker import Broker, BrokerTick, StreamInput
+from tidings.protocols.brokers.broker import Broker, BrokerTick
 from tidings.protocols.brokers.broker_messages import Ack, Brokered, BrokerSettings, Nack, Status, Wanted
 from tidings.protocols.brokers.subend import Subend
+from tidings.protocols.brokers.top import TopBroker
 from tidings.protocols.kernel import Effects, Expired, Message, Received, Report, Send
 from tidings.protocols.messages import Offer
+from tidings.protocols.replication.chain_config import ChainConfig
 
 CELLS = {"P": ("p1",), "IB1": ("b1", "b2"), "IB2": ("b3", "b4")}
 ABOVE = {"s1": "IB1", "s2": "IB1", "s3": "IB2", "s4": "IB2", "s5": "IB2"}
 STREAMS = ("a", "b", "c", "d")
 SETTINGS = BrokerSettings()
-
-
-def make_filter(stream: StreamId, where: str) -> Filter:
-    return parse(where, {})
-
-
-class Known:
-    """A history as an input: nothing is unknown below its horizon."""
-
-    def __init__(self, history: History) -> None:
-        self.history = history
-
-    def of(self, lo: int, hi: int) -> list[Span]:
-        return self.history.know(lo, hi)
-
-    def gaps(self, lo: int, hi: int) -> list[tuple[int, int]]:
-        at = max(lo, self.history.horizon)
-        return [(at, hi)] if at < hi else []
-
-
-class Pubend(Broker):
-    """p1: its history outlives it."""
-
-    def __init__(self, histories: dict[StreamId, History], life: int) -> None:
-        super().__init__("p1", "P", life, (), (), make_filter, SETTINGS)
-        self.histories = histories
-
-    def horizon(self, stream: StreamId) -> int:
-        return self.histories[stream].horizon
-
-    def input(self, stream: StreamId) -> StreamInput:
-        return Known(self.histories[stream])
 
 
 class Edge:
@@ -90,7 +60,7 @@ class Edge:
             sends += [Send(node, message) for node in (self.up if to_all else (source,))]
         if now - self.told >= 1.0:
             self.told = now
-            interests = tuple((stream, (where,)) for stream, where in self.wheres.items())
+            interests = tuple((stream, "", (where,)) for stream, where in self.wheres.items())
             status = Status(Wanted(self.me, self.me, self.life, 1, interests), ())
             sends += [Send(node, status) for node in self.up]
             for subend in self.subends.values():
@@ -130,7 +100,8 @@ class World:
         self.life += 1
         self.down.discard(node)
         if node == "p1":
-            self.nodes[node] = Pubend(self.histories, self.life)
+            self.nodes[node] = TopBroker("p1", "P", self.histories, lambda: ChainConfig("P", 1, ("p1",)), SETTINGS)
+            self.nodes[node].life = self.life
             started = self.nodes[node].start(self.now)
         elif node in ABOVE:
             before = self.nodes.get(node)
@@ -142,7 +113,7 @@ class World:
         else:
             cell = next(cell for cell, members in CELLS.items() if node in members)
             peers = [each for each in CELLS[cell] if each != node]
-            self.nodes[node] = Broker(node, cell, self.life, ("p1",), peers, make_filter, SETTINGS)
+            self.nodes[node] = Broker(node, cell, self.life, ("p1",), peers, SETTINGS)
             started = self.nodes[node].start(self.now)
         self.carry(node, started)
         self.put(self.now + self.rng.random() * SETTINGS.tick, node, (self.life, Expired(BrokerTick())))

@@ -24,15 +24,15 @@ was filtered before it wanted what it wants now, and asks for it again (dynamic 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 from zlib import crc32
 
 import numpy as np
 
 from tidings.core.curiosity import Curiosity
-from tidings.core.errors import Contradiction
-from tidings.core.filters import Filter
+from tidings.core.errors import BadInput, Contradiction
+from tidings.core.filters import parse, parse_attributes
 from tidings.core.filters.index import FilterIndex
 from tidings.core.ids import FIRST, NodeId, StreamId
 from tidings.core.knowledge import Knowledge
@@ -45,6 +45,7 @@ from tidings.protocols.brokers.broker_messages import (
     Brokered,
     BrokerSettings,
     CellId,
+    Heard,
     Interest,
     Nack,
     PeerStatus,
@@ -66,9 +67,11 @@ from tidings.protocols.kernel import (
 )
 from tidings.protocols.messages import Offer
 
-VERSIONS = 64  # of its own interests that a broker remembers; what is older is asked for again
+SUMMARY = 1024  # filters of one stream that a broker wants; with more of them it wants everything
 
-MakeFilter: TypeAlias = Callable[[StreamId, str], Filter]
+EVERYTHING = -1  # in place of an id in the index
+
+VERSIONS = 64  # of its own interests that a broker remembers; what is older is asked for again
 
 
 class BrokerTick(Timer, frozen=True, gc=False):
@@ -92,6 +95,12 @@ def label(life: int, version: int) -> Lens:
     return Lens(f"~{life}", version)
 
 
+def summary(texts: Iterable[str]) -> tuple[str, ...]:
+    """Filters that pass at least what these pass, and not too many of them."""
+    some = sorted(set(texts))
+    return ("",) if "" in some or len(some) > SUMMARY else tuple(some)
+
+
 class Output:
     """One stream towards one broker below."""
 
@@ -109,14 +118,16 @@ class Output:
 class Downstream:
     """A broker below. ``heard``: when it last spoke. ``over``: peers that hear from it, and when they said so."""
 
-    __slots__ = ("filters", "heard", "outputs", "over", "reaches", "wanted")
+    __slots__ = ("attrs", "edges", "filters", "heard", "outputs", "over", "reaches", "wanted")
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
         self.heard: Time = -1e18
         self.over: dict[NodeId, Time] = {}
+        self.attrs: dict[StreamId, str] = {}  # that each stream declares
         self.filters: dict[StreamId, dict[str, int]] = {}  # of each stream: texts, and their ids in its index
         self.reaches: frozenset[CellId] = frozenset()
+        self.edges: tuple[NodeId, ...] = ()  # below it, or itself
         self.outputs: dict[StreamId, Output] = {}
 
     @property
@@ -128,7 +139,7 @@ class Downstream:
 class Broker:
     """One broker. ``upstream``: the brokers above, none at the top. ``peers``: the others of its cell."""
 
-    handles: frozenset[type] = frozenset({Status, PeerStatus, Brokered, Nack, Ack, Offer, BrokerTick})
+    handles: frozenset[type] = frozenset({Status, Heard, PeerStatus, Brokered, Nack, Ack, Offer, BrokerTick})
 
     def __init__(
         self,
@@ -137,7 +148,6 @@ class Broker:
         life: int,
         upstream: Sequence[NodeId],
         peers: Sequence[NodeId],
-        make_filter: MakeFilter,
         settings: BrokerSettings,
     ) -> None:
         self.me = me
@@ -145,11 +155,11 @@ class Broker:
         self.life = life
         self.upstream = tuple(upstream)
         self.peers = tuple(peers)
-        self.make_filter = make_filter
         self.settings = settings
         self.inputs: dict[StreamId, Knowledge] = {}
         self.asked: dict[StreamId, tuple[int, Curiosity]] = {}  # of each input: the version that was asked for
         self.source: dict[StreamId, NodeId] = {}  # which upstream broker last sent something of a stream (A2.28)
+        self.above: dict[NodeId, Time] = {}  # upstream brokers, and when they last said that they are connected
         self.downstream: dict[NodeId, Downstream] = {}
         self.indexes: dict[StreamId, FilterIndex] = {}
         self.acknowledged: dict[StreamId, int] = {}
@@ -168,6 +178,9 @@ class Broker:
         match input:
             case Received(src, Status() as status):
                 return self._hear(now, src, status)
+            case Received(src, Heard(connected)) if src in self.upstream:
+                if connected:
+                    self.above[src] = now
             case Received(src, PeerStatus(below)) if src in self.peers:
                 return self._hear_peer(now, src, below)
             case Received(src, Brokered() as told):
@@ -199,9 +212,19 @@ class Broker:
         """The cells below that this broker hears from."""
         return frozenset([down.wanted.cell for down in self.downstream.values() if self._alive(now, down.heard)])
 
+    def edges(self, now: Time) -> tuple[NodeId, ...]:
+        """The edges below."""
+        there = [down for down in self.downstream.values() if self._alive(now, down.heard)]
+        return tuple(sorted({edge for down in there for edge in down.edges}))
+
+    def connected(self, now: Time) -> bool:
+        """Whether it hears from brokers up to a replica."""
+        return not self.upstream or any([self._alive(now, said) for said in self.above.values()])
+
     def lost(self, now: Time, node: NodeId) -> Effects:
         """The connection to a broker has ended: nothing is sent that way until it is heard again."""
         self.source = {stream: src for stream, src in self.source.items() if src != node}
+        self.above.pop(node, None)
         for down in self.downstream.values():
             down.over.pop(node, None)
         if node not in self.downstream:
@@ -213,16 +236,17 @@ class Broker:
         return now - heard < self.settings.patience
 
     def _hear(self, now: Time, src: NodeId, status: Status) -> Effects:
-        out: list[Effect] = []
+        out: list[Effect] = [Send(src, Heard(self.connected(now)))]
         changed = self._wants(status.wanted)
         if changed:  # somebody below it may be back, from an older number than was acknowledged meanwhile
-            known = [(stream, self.horizon(stream)) for stream, _ in status.wanted.interests]
-            out += [Send(src, Offer(stream, horizon)) for stream, horizon in known if horizon > FIRST]
+            known = [(stream, self.horizon(stream)) for stream, _, _ in status.wanted.interests]
+            out += [Send(src, Offer(stream, horizon)) for stream, horizon in known if horizon is not None]
         down = self.downstream[src]
         changed |= frozenset(status.reaches) != down.reaches or not self._alive(now, down.heard)
         down.heard = now
         down.reaches = frozenset(status.reaches)
-        return [*out, *self._status(now)] if changed else NOTHING
+        down.edges = status.edges
+        return [*out, *self._status(now)] if changed else out
 
     def _hear_peer(self, now: Time, src: NodeId, below: Sequence[Wanted]) -> Effects:
         changed = False
@@ -251,17 +275,33 @@ class Broker:
     def _replace_filters(self, down: Downstream, interests: Iterable[Interest]) -> None:
         """What a broker below wants from now on; new filters are entered before old ones are removed."""
         before, down.filters = down.filters, {}
-        for stream, texts in interests:
-            index = self.indexes.setdefault(stream, FilterIndex())
-            down.filters[stream] = {text: index.add(self.make_filter(stream, text)) if text else -1 for text in texts}
+        down.attrs = {}
+        for stream, attrs, texts in interests:
+            old = before.get(stream, {})
+            down.attrs[stream] = attrs
+            down.filters[stream] = {
+                text: old[text] if text in old else self._enter(stream, attrs, text) for text in texts
+            }
             if stream not in down.outputs:
                 down.outputs[stream] = Output(self.settings)
         for stream, entered in before.items():
-            for id in entered.values():
-                if id >= 0:
+            now = down.filters.get(stream, {})
+            for text, id in entered.items():
+                if id != EVERYTHING and text not in now:
                     self.indexes[stream].remove(id)
         for stream in [stream for stream in down.outputs if stream not in down.filters]:
             del down.outputs[stream]
+        for stream in [stream for stream, index in self.indexes.items() if not len(index)]:
+            del self.indexes[stream]
+
+    def _enter(self, stream: StreamId, attrs: str, text: str) -> int:
+        """The id of a filter in its stream's index. What cannot be evaluated here passes everything."""
+        if text:
+            try:
+                return self.indexes.setdefault(stream, FilterIndex()).add(parse(text, parse_attributes(attrs)))
+            except BadInput:
+                return EVERYTHING
+        return EVERYTHING
 
     def _drop(self, down: Downstream) -> None:
         del self.downstream[down.node]
@@ -270,10 +310,12 @@ class Broker:
     def _status(self, now: Time) -> list[Effect]:
         """Tell the cell above and the own one; what is wanted has a new version when it has changed."""
         wanted: dict[StreamId, set[str]] = {}
+        attrs: dict[StreamId, str] = {}
         for down in self.downstream.values():
+            attrs |= down.attrs
             for stream, texts in down.filters.items():
                 wanted.setdefault(stream, set()).update(texts)
-        interests = tuple([(stream, tuple(sorted(wanted[stream]))) for stream in sorted(wanted)])
+        interests = tuple([(stream, attrs[stream], summary(wanted[stream])) for stream in sorted(wanted)])
         included = {down.node: (down.wanted.life, down.wanted.version) for down in self.downstream.values()}
         if interests != self._interests or included != self.included.get(self.version):
             self.version += 1
@@ -289,7 +331,7 @@ class Broker:
             for stream in [stream for stream in numbers if stream not in wanted]:
                 del numbers[stream]
         mine = Wanted(self.me, self.cell, self.life, self.version, interests)
-        up = Status(mine, tuple(sorted(self.reaches(now))))
+        up = Status(mine, tuple(sorted(self.reaches(now))), self.edges(now))
         heard = [down.wanted for down in self.downstream.values() if self._alive(now, down.heard)]
         beside = PeerStatus(tuple(heard))
         return [*[Send(node, up) for node in self.upstream], *[Send(node, beside) for node in self.peers]]
@@ -303,10 +345,10 @@ class Broker:
             known = self.inputs[stream] = Knowledge(stream, self.settings.room)
         return known
 
-    def horizon(self, stream: StreamId) -> int:
+    def horizon(self, stream: StreamId) -> int | None:
         """The first number that may not have been published, as far as this broker knows."""
         known = self.inputs.get(stream)
-        return max(self.offered.get(stream, FIRST), known.end if known is not None else FIRST)
+        return max(self.offered.get(stream, 0), known.end if known is not None else 0) or None
 
     def _brokered(self, now: Time, src: NodeId, told: Brokered) -> Effects:
         if told.to:  # a peer cannot reach that node; what it sent goes on as it is, and never sideways again
@@ -423,9 +465,9 @@ class Broker:
         """A span through the filters of a broker below, labelled with the version of its interests."""
         filters = down.filters[stream]
         rows = span.rows
-        if "" not in filters and rows.count:
+        wanted = set(filters.values())
+        if EVERYTHING not in wanted and rows.count:
             mask: Mask = np.zeros(rows.count, np.bool_)
-            wanted = set(filters.values())
             for id, places in self.indexes[stream].match(rows):
                 if id in wanted:
                     mask[places] = True

@@ -15,8 +15,8 @@ from tidings.protocols.kernel import Message, Value
 CellId: TypeAlias = str
 """A set of brokers that stand in for each other."""
 
-Interest: TypeAlias = tuple[StreamId, tuple[str, ...]]
-"""A stream, and the filters of those below who want it; the empty filter wants every event."""
+Interest: TypeAlias = tuple[StreamId, str, tuple[str, ...]]
+"""A stream, its declared attributes, and the filters of those below who want it; the empty filter wants every event."""
 
 
 class Wanted(Value, frozen=True, gc=False):
@@ -31,21 +31,30 @@ class Wanted(Value, frozen=True, gc=False):
     @property
     def wire_size(self) -> int:
         """Bytes, about."""
-        return 48 + sum([16 + sum([8 + len(text) for text in texts]) for _, texts in self.interests])
+        texts = [text for _, attrs, texts in self.interests for text in (attrs, *texts)]
+        return 48 + 16 * len(self.interests) + sum([8 + len(text) for text in texts])
 
 
 class Status(Message, frozen=True, gc=False):
     """The sender is alive: to every broker of the upstream cell, every second.
 
     ``reaches`` are the cells below it that it hears from: an upstream broker sends nothing for others that way.
+    ``edges`` are the edges there, itself if it is one: clients learn of them from replicas.
     """
 
     wanted: Wanted
     reaches: tuple[CellId, ...]
+    edges: tuple[NodeId, ...] = ()
 
     @property
     def wire_size(self) -> int:  # type: ignore[override]
-        return 16 + self.wanted.wire_size + 16 * len(self.reaches)
+        return 16 + self.wanted.wire_size + 16 * (len(self.reaches) + len(self.edges))
+
+
+class Heard(Message, frozen=True, gc=False):
+    """The answer to `Status`: the sender is alive. ``connected``: and hears from brokers up to a replica."""
+
+    connected: bool
 
 
 class PeerStatus(Message, frozen=True, gc=False):

@@ -15,11 +15,10 @@ collected meanwhile, in order. subscriber.py turns that into exactly once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from tidings.core.errors import AsofGone, BadInput
 from tidings.core.filters import Filter
-from tidings.core.history import History
 from tidings.core.ids import FIRST, NEVER, NodeId, StreamId, is_hidden, stream_name
 from tidings.core.rows import Mask
 from tidings.core.span import MESSAGE_BYTES, Span, within
@@ -59,6 +58,23 @@ MakeFilter: TypeAlias = Callable[[StreamId, str], Filter]
 COVERAGE_BYTES = 64  # what coverage without rows costs in credit: ours, about its share of a beat
 
 
+class Readable(Protocol):
+    """Where the rows of a stream are: a history, or what an edge keeps of one."""
+
+    @property
+    def horizon(self) -> int:
+        """First number that is not known."""
+        ...
+
+    def know(self, lo: int, hi: int, limit_rows: int | None = None) -> list[Span]:
+        """What is known of the beginning of [lo, hi)."""
+        ...
+
+    def rows(self, lo: int, hi: int, asof: int, limit_rows: int = NEVER) -> Span:
+        """How it is as of a number."""
+        ...
+
+
 class FeedTick(Timer, frozen=True, gc=False):
     """Tell subscribers that this replica is there, and what they do not know yet."""
 
@@ -73,7 +89,7 @@ class Subscriptions:
     handles: frozenset[type] = frozenset({Follow, Consumed, AllConsumed, Unfollow, FeedTick, ScanTick})
 
     def __init__(
-        self, histories: Mapping[StreamId, History], make_filter: MakeFilter, settings: SubscriptionSettings
+        self, histories: Mapping[StreamId, Readable], make_filter: MakeFilter, settings: SubscriptionSettings
     ) -> None:
         self.histories = histories
         self.make_filter = make_filter
@@ -152,6 +168,7 @@ class Subscriptions:
         try:
             filter = self.make_filter(follow.stream, follow.where) if follow.where else None
             position = Position(key, follow.stream, lo, filter, follow.hi or NEVER, follow.asof)
+            position.needs = self._needs(position)
             live.enter(position)
         except BadInput as error:
             return [Send(src, Unfollowed(follow.id, str(error)))]
@@ -284,7 +301,11 @@ class Subscriptions:
             self._feed(position, spans, effects)
         return True
 
-    def _next(self, position: Position, history: History) -> list[Span]:
+    def _needs(self, position: Position) -> int:
+        """At an edge: which version of its interests includes the filter of a subscription."""
+        return 0
+
+    def _next(self, position: Position, history: Readable) -> list[Span]:
         """The spans to send next: a message full, or none while the horizon has not reached what they are as of."""
         if position.fixed:
             if history.horizon < position.fixed:

@@ -25,6 +25,7 @@ class LiveFeed:
         self.stream = stream
         self.at = at  # first number that they have not been fed
         self.asof = 0  # as of which what they were not fed did not pass their filters; 0: as of publication
+        self.needs = 0  # no member needs a later version of an edge's interests
         self.count = 0
         self._index = FilterIndex()
         self._unfiltered: dict[Key, Position] = {}
@@ -46,6 +47,7 @@ class LiveFeed:
         assert position.next == self.at
         position.live = True
         self.asof = max(self.asof, position.asof)
+        self.needs = max(self.needs, position.needs)
         self.count += 1
         if position.filter is None:
             self._unfiltered[position.key] = position
@@ -67,6 +69,12 @@ class LiveFeed:
         del members[position.key]
         if not members:
             del self._filtered[position.filter_id]
+
+    def members(self) -> Iterator[Position]:
+        """Those that are live."""
+        yield from self._unfiltered.values()
+        for members in self._filtered.values():
+            yield from members.values()
 
     def share(self, spans: Sequence[Span]) -> Iterator[tuple[list[Position], tuple[Span, ...]]]:
         """Who is sent what of some spans that continue from ``at``."""

@@ -18,6 +18,14 @@ from tidings.protocols.kernel import Message, Value
 EARLIEST, LATEST = -1, -2
 """In place of a number to begin with."""
 
+REFILTERED = 40  # bits of a subscription's id; above them is how often its filter was changed
+
+
+def local(id: int) -> int:
+    """The id under which a client knows a subscription, whatever its filter."""
+    return id & (1 << REFILTERED) - 1
+
+
 NOWHERE = 0
 """The position in a `Feed` that asks whether the subscriber is alive."""
 

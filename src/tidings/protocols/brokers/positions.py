@@ -22,8 +22,8 @@ class Position:
     """How far one subscription has been fed."""
 
     __slots__ = (
-        *("asof", "done", "end", "filter", "filter_id", "fixed", "key", "lagging", "live", "next", "said", "stream"),
-        "unacked",
+        *("asof", "done", "end", "filter", "filter_id", "fixed", "key", "lagging", "live", "needs", "next", "said"),
+        *("stream", "unacked"),
     )
 
     def __init__(
@@ -39,6 +39,7 @@ class Position:
         self.done = lo  # first number not consumed
         self.filter = filter
         self.filter_id = -1  # in the index of the stream's filters
+        self.needs = 0  # at an edge: the version of its interests from which on spans count
         self.live = False
         self.lagging = False  # it has been without credit since it was live
         self.unacked = CreditWindow()

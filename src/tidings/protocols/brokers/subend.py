@@ -9,7 +9,7 @@ Everything below it has been handed over. It asks again
 * for what comes next when nothing has come for DCT, if that is set.
 
 Guarantee: what it hands over is every number once, in order, through the interests of its own life and of at least the
-version that `begin` was told.
+version that it began with. The lens of each span says which.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Subend:
     def __init__(self, stream: StreamId, life: int, at: Seq, version: int, settings: BrokerSettings) -> None:
         self.stream = stream
         self.life = life
-        self.version = version
+        self.least = version  # what was filtered by older interests counts for nothing
+        self.version = version  # what is asked for is to be filtered by at least these
         self.settings = settings
         self.at = at  # the doubt horizon
         self.knowledge = Knowledge(stream, settings.room)
@@ -59,7 +60,7 @@ class Subend:
 
     def accept(self, now: Time, told: Brokered) -> list[Span]:
         """What follows at the doubt horizon, in order."""
-        mine = label(self.life, self.version)
+        mine = label(self.life, self.least)
         for span in told.spans:
             if span.lens.text != mine.text or span.lens.version < mine.version or span.hi <= self.at:
                 continue

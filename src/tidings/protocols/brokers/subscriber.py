@@ -18,6 +18,7 @@ from tidings.protocols.brokers.messages import (
     EARLIEST,
     LATEST,
     NOWHERE,
+    REFILTERED,
     Consumed,
     Feed,
     FeedBeat,
@@ -85,9 +86,23 @@ class Learn(Command, frozen=True, gc=False):
 
 
 class Edges(Command, frozen=True, gc=False):
-    """The edges of the region that are known now, the preferred one first."""
+    """The edges of the region, the preferred one first."""
 
     nodes: tuple[NodeId, ...]
+
+
+class Refilter(Command, frozen=True, gc=False):
+    """The application wants what passes another filter from now on. Answered with `Refiltered`."""
+
+    where: str
+
+
+class Refiltered(Value, frozen=True, gc=False):
+    """Delivered to the application: what comes from ``horizon`` on, None if nothing has come, passed this filter."""
+
+    id: int
+    where: str
+    horizon: int | None
 
 
 class Fed(Value, frozen=True, gc=False):
@@ -148,6 +163,7 @@ class Subscriber:
         self.owner = owner
         self.denied = 0  # replicas in turn that have forgotten
         self.id = id
+        self.wire_id = id  # under which replicas and edges know it: another one for each filter
         self.stream = stream
         self.lo = lo
         self.where = where
@@ -168,6 +184,7 @@ class Subscriber:
         # Any replica can feed, so the source is no `HeadClient`: subscribers spread over the replicas, and each keeps
         # its own while the chain changes.
         self.turn = holder % len(membership.replicas)
+        self.edges: tuple[NodeId, ...] = ()  # asked before replicas
         self.unsaved = 0  # ticks for which a cursor has not been saved
         self.over = False
         self.began: Time = 0.0
@@ -196,11 +213,13 @@ class Subscriber:
         if self.over:
             return NOTHING
         match input:
-            case Received(src, Feed() as feed) if feed.id == self.id:
+            case Received(src, Feed() as feed) if feed.id == self.wire_id:
                 return self._feed(now, src, feed)
             case Received(src, FeedBeat() as beat):
                 return self._beat(now, src, beat)
-            case Received(src, Unfollowed(id, reason, unknown, floor, gone)) if id == self.id and src == self._source():
+            case Received(src, Feed(id)):  # through another filter
+                return [Send(src, Unfollow(id))]
+            case Received(src, Unfollowed(id, reason, unknown, floor, gone)) if self._told_by(src, id):
                 if floor:
                     return self._forgotten(now, reason, floor)
                 if unknown and now - self.began < self.settings.settle:
@@ -226,6 +245,10 @@ class Subscriber:
                 return [*self._move(now), *self._soon(now)]
             case Learn(membership):
                 return self._learn(now, membership)
+            case Edges(nodes):
+                return self._meet(now, nodes)
+            case Refilter(where):
+                return self._refilter(where)
             case Expired(FollowTick()):
                 return [*self._tick(now), SetTimer(self.settings.save, FollowTick())]
         return NOTHING
@@ -243,10 +266,53 @@ class Subscriber:
     def close(self) -> Effects:
         """The application has closed the subscription."""
         self.over = True
-        return [Send(self._source(), Unfollow(self.id)), *self._save()]
+        return [Send(self._source(), Unfollow(self.wire_id)), *self._save()]
 
     def _source(self) -> NodeId:
-        return self.membership.replicas[self.turn % len(self.membership.replicas)]
+        sources = self._sources()
+        return sources[self.turn % len(sources)]
+
+    def _sources(self) -> tuple[NodeId, ...]:
+        """Who can feed, in the order in which they are asked."""
+        replicas = self.membership.replicas
+        if not self.edges:
+            return replicas
+        first = self.holder % len(replicas)
+        return (*self.edges, *replicas[first:], *replicas[:first])
+
+    def _told_by(self, src: NodeId, id: int) -> bool:
+        return id == self.wire_id and src == self._source()
+
+    def _meet(self, now: Time, edges: tuple[NodeId, ...]) -> list[Effect]:
+        """Other edges are there: go to the preferred one, unless it is an edge that feeds. Reads are for replicas."""
+        if edges == self.edges or self.hi or self.asof:
+            return []
+        source = self._source()
+        self.edges = edges
+        if source in edges:
+            self.turn = edges.index(source)
+            return []
+        if not edges:
+            self.turn = self.holder % len(self.membership.replicas)
+        else:
+            self.turn = 0
+        if not self.opened or source == self._source():
+            return []
+        return [Send(source, Unfollow(self.wire_id)), *self._move_to(now)]
+
+    def _move_to(self, now: Time) -> list[Effect]:
+        """Ask whoever has the turn."""
+        self.silence = self.settings.silence
+        self.heard = now
+        return self._ask()
+
+    def _refilter(self, where: str) -> list[Effect]:
+        """What comes from the horizon on passes another filter: whoever feeds is asked anew, under another id."""
+        before, self.wire_id = self.wire_id, self.wire_id + (1 << REFILTERED)
+        self.where = where
+        self.lens = Lens(where)
+        asked = [Send(self._source(), Unfollow(before)), *self._ask()] if self.opened else []
+        return [*asked, Deliver(Refiltered(self.id, where, self.horizon))]
 
     def _ask(self) -> list[Effect]:
         if not self.opened:
@@ -256,7 +322,7 @@ class Subscriber:
         if self.held or (self.horizon is not None and self.horizon >= self.hi > 0):
             return []
         lo = LATEST if self.horizon is None else self.horizon
-        return [Send(self._source(), Follow(self.id, self.stream, lo, self.where, self.hi, self.asof))]
+        return [Send(self._source(), Follow(self.wire_id, self.stream, lo, self.where, self.hi, self.asof))]
 
     def _take(self, horizon: int) -> list[Effect]:
         """A replica is told of several messages at once; the rest it hears of at its next beat."""
@@ -270,13 +336,13 @@ class Subscriber:
         if 4 * self.owed < self.settings.window and self.owed_bytes < self.settings.ack_bytes:
             return []
         self.owed = self.owed_bytes = 0
-        return [Send(self._source(), Consumed(self.id, self.taken))]
+        return [Send(self._source(), Consumed(self.wire_id, self.taken))]
 
     def _beat(self, now: Time, src: NodeId, beat: FeedBeat) -> Effects:
         """A replica that has many subscribers is heard less often."""
         if src == self._source():
             self.silence = max(self.settings.silence, min(4 * beat.within, LONGEST))
-        return [effect for feed in beat.singly() if feed.id == self.id for effect in self._feed(now, src, feed)]
+        return [effect for feed in beat.singly() if feed.id == self.wire_id for effect in self._feed(now, src, feed)]
 
     def _soon(self, now: Time) -> list[Effect]:
         """Do not wait for long before the next replica is asked."""
@@ -287,14 +353,12 @@ class Subscriber:
     def _move(self, now: Time) -> list[Effect]:
         self.turn += 1
         self.moves += 1
-        self.silence = self.settings.silence
-        self.heard = now
-        return [Report("subscriber_moved"), *self._ask()]
+        return [Report("subscriber_moved"), *self._move_to(now)]
 
     def _forgotten(self, now: Time, reason: str, floor: int) -> list[Effect]:
         """Ask the next replica, which may remember, or those of the owner."""
         self.denied += 1
-        if self.denied < len(self.membership.replicas):
+        if self.denied < len(self._sources()):
             return self._move(now)
         if self.owner is not None and self.owner.region != self.membership.region:
             self.head, self.owner, self.denied = HeadClient(self.owner), None, 0
@@ -307,21 +371,22 @@ class Subscriber:
             return []
         source = self._source()
         self.head.learn(membership)
-        if source in membership.replicas:
-            self.turn = membership.replicas.index(source)
+        sources = self._sources()
+        if source in sources:
+            self.turn = sources.index(source)
             return []
         return self._move(now) if self.opened else []
 
     def _feed(self, now: Time, src: NodeId, feed: Feed) -> Effects:
         if src != self._source():
-            if self.moves == 0 or src not in self.membership.replicas:
-                return [Send(src, Unfollow(self.id))]
-            self.turn = self.membership.replicas.index(src)  # it was asked before, and answers first
+            if self.moves == 0 or src not in self._sources():
+                return [Send(src, Unfollow(self.wire_id))]
+            self.turn = self._sources().index(src)  # it was asked before, and answers first
         self.heard = now
         self.moves = 0
         self.denied = 0
         if feed.at == NOWHERE:
-            return [Send(src, Consumed(self.id, self.taken))]
+            return [Send(src, Consumed(self.wire_id, self.taken))]
         if self.horizon is None:
             self.horizon = feed.at
         self.taken = self.taken or self.horizon
@@ -346,7 +411,7 @@ class Subscriber:
         if not feed.spans and (self.taken < self.horizon or not self.told):  # slow, but alive; the last may be lost
             self.told = True
             self.owed = self.owed_bytes = 0
-            effects.append(Send(src, Consumed(self.id, self.taken)))
+            effects.append(Send(src, Consumed(self.wire_id, self.taken)))
         return effects
 
     def _cursor(self, now: Time, at: CursorAt) -> Effects:
@@ -380,7 +445,7 @@ class Subscriber:
 
     def _end(self, reason: str, *, superseded: bool = False, floor: int = 0, gone: bool = False) -> list[Effect]:
         self.over = True
-        return [Send(self._source(), Unfollow(self.id)), Deliver(Ended(self.id, reason, superseded, floor, gone))]
+        return [Send(self._source(), Unfollow(self.wire_id)), Deliver(Ended(self.id, reason, superseded, floor, gone))]
 
     def _tick(self, now: Time) -> list[Effect]:
         effects = self._save()

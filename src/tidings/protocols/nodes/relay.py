@@ -1,12 +1,14 @@
-"""Temporary stand-in: the process side is built against this constructor; the machine takes its place."""
+"""A relay: a broker without subscribers and without stable storage, between a region's replicas and its edges."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tidings.core.ids import NodeId, RegionId
-from tidings.protocols.brokers.broker_messages import BrokerSettings
-from tidings.protocols.kernel import NOTHING, Effects, Input, Time, Value
+from tidings.protocols.brokers.broker import Broker
+from tidings.protocols.brokers.broker_messages import BrokerSettings, CellId
+from tidings.protocols.brokers.subscriber import Lost
+from tidings.protocols.kernel import Effects, Input, Time, Value
 
 
 class RelaySettings(Value, frozen=True, gc=False):
@@ -16,25 +18,32 @@ class RelaySettings(Value, frozen=True, gc=False):
 
 
 class Relay:
-    """Does nothing."""
+    """One relay. ``upstream`` are the brokers of the cell above, ``peers`` the others of its own.
+
+    ``life`` is larger than in any earlier life of this name.
+    """
 
     def __init__(
         self,
         me: NodeId,
         region: RegionId,
-        cell: str,
+        cell: CellId,
         upstream: Sequence[NodeId],
         peers: Sequence[NodeId],
         life: int,
         settings: RelaySettings,
     ) -> None:
         self.me = me
+        self.region = region
+        self.broker = Broker(me, cell, life, upstream, peers, settings.broker)
 
     def start(self, now: Time) -> Effects:
-        return NOTHING
+        return self.broker.start(now)
 
     def handle(self, now: Time, input: Input) -> Effects:
-        return NOTHING
+        if type(input) is Lost:
+            return self.broker.lost(now, input.node)
+        return self.broker.handle(now, input)
 
     def check(self) -> None:
-        """It has no state."""
+        self.broker.check()

@@ -20,8 +20,11 @@ from typing import TypeAlias
 from tidings.core.gc import GcPolicy, due_before
 from tidings.core.ids import NodeId, RegionId, StreamId
 from tidings.core.span import Span
+from tidings.protocols.brokers.broker_messages import BrokerSettings
 from tidings.protocols.brokers.feeds import Subscriptions
 from tidings.protocols.brokers.messages import SubscriptionSettings
+from tidings.protocols.brokers.subscriber import Lost
+from tidings.protocols.brokers.top import TopBroker
 from tidings.protocols.fabrics.family import FabricChoice, Place
 from tidings.protocols.kernel import (
     NOTHING,
@@ -76,6 +79,7 @@ class ReplicaSettings(Value, frozen=True, gc=False):
     publish: PublishSettings = PublishSettings()
     fabric: FabricChoice = FabricChoice()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
+    broker: BrokerSettings = BrokerSettings()
     receipts: ReceiptSettings = ReceiptSettings()
     leases: LeaseSettings = LeaseSettings()
     sinks: SinkSettings = SinkSettings()
@@ -124,7 +128,8 @@ class Replica:
         place = Place(me, region, self.chain.membership)
         self.fabric = settings.fabric.source(place, self.log.histories, rng)
         self.subscriptions = Subscriptions(self.log.histories, table.filter_of, settings.subscriptions)
-        self.queries = Queries(table, self.chain, self.inter_region, settings)
+        self.broker = TopBroker(me, region, self.log.histories, lambda: self.chain.membership, settings.broker)
+        self.queries = Queries(table, self.chain, self.inter_region, self.broker, settings)
         self.head = head = Head(self.log, self.chain, self._replicate, lambda: self.recovery.active)
         self._sinking = SinkService(head, table, settings.sinks)
         self._publishing = PublishService(head, table, self._sinking.sinks.busy, settings.publish)
@@ -140,8 +145,10 @@ class Replica:
             **dict.fromkeys(self.queries.handles, self.queries.handle),
             **{kind: partial(self._request, each) for each in self.services for kind in each.handles},
             **dict.fromkeys(self.subscriptions.handles, self.subscriptions.handle),
+            **dict.fromkeys(self.broker.handles, self.broker.handle),
             **dict.fromkeys(self.inter_region.handles, self._hear_regions),
             **dict.fromkeys(self.chain.handles, self._hear_chain),
+            Lost: lambda now, input: self.broker.lost(now, input.node) if type(input) is Lost else NOTHING,
             MaintainTick: lambda now, _: self._maintain(now),
         }
 
@@ -162,6 +169,7 @@ class Replica:
 
     def check(self) -> None:
         self.chain.check()
+        self.broker.check()
         self.inter_region.check()
         self.fabric.check()
         self.subscriptions.check()
@@ -246,6 +254,8 @@ class Replica:
                 out += self.fabric.committed(now, stream)
             if stream in self.subscriptions.by_stream and self.table.readable(stream) is not None:
                 out += self.subscriptions.committed(stream, [part for each in fresh for part in each.parts_of(stream)])
+            if self.broker.downstream:
+                out += self.broker.committed(now, stream, [part for part in known if part.stream == stream])
         out += self.head.committed(now, item.record.lsn)
         return [*out, *self.head.take_all(now, self._sinking.work(now))] if self.chain.is_head else out
 
@@ -256,6 +266,7 @@ class Replica:
         elif not self.chain.is_head:
             self.recovery.end()
             self.head.demoted()
+        out += self.broker.reconfigured(now)
         return [*out, *self.inter_region.reconfigure(now, config, self.chain.is_head, self.chain.is_tail)]
 
     def _take_the_lead(self, now: Time) -> None:

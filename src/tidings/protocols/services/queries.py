@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidings.core.ids import FIRST, is_hidden
+from tidings.protocols.brokers.top import TopBroker
 from tidings.protocols.kernel import NOTHING, Effects, Input, Message, Received, Send, Time
 from tidings.protocols.regions.interregion import InterRegion
 from tidings.protocols.replication.chain import Chain
@@ -20,11 +21,14 @@ class Queries:
 
     handles: frozenset[type[Message]] = frozenset({Describe, Why})
 
-    def __init__(self, table: StreamTable, chain: Chain, inter_region: InterRegion, settings: ReplicaSettings) -> None:
+    def __init__(
+        self, table: StreamTable, chain: Chain, inter_region: InterRegion, broker: TopBroker, settings: ReplicaSettings
+    ) -> None:
         self.table = table
         self.log = table.log
         self.chain = chain
         self.inter_region = inter_region
+        self.broker = broker
         self.settings = settings
 
     def handle(self, now: Time, input: Input) -> Effects:
@@ -32,12 +36,12 @@ class Queries:
         assert isinstance(input, Received)
         match input.message:
             case Describe(nonce):
-                return [Send(input.src, self._describe(nonce))]
+                return [Send(input.src, self._describe(now, nonce))]
             case Why() as why:
                 return [Send(input.src, self._because(why))]
         return NOTHING
 
-    def _describe(self, nonce: int) -> Description:
+    def _describe(self, now: Time, nonce: int) -> Description:
         peers = self.inter_region.peers
         chains = (self.chain.membership, *[peers[name] for name in sorted(peers)])
         told = [*self.table.streams.values(), self.table.receipts]
@@ -53,6 +57,7 @@ class Queries:
             tuple(self.table.leases.states()),
             tuple(self.table.catalog.conflicts),
             self.settings.fabric,
+            self.broker.edges(now),
         )
 
     def _because(self, why: Why) -> Because:
