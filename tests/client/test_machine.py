@@ -32,6 +32,7 @@ from tidings.protocols.kernel import Deliver, Effects, Expired, Received, Send
 from tidings.protocols.messages import Know, Offer
 from tidings.protocols.replication.chain_config import ChainConfig
 from tidings.protocols.services.catalog import Because, Define, Describe, Description, StreamDef, StreamState, Why
+from tidings.protocols.services.cursors import OpenCursor
 from tidings.protocols.services.publishing import NotHead, OpenSession, Publish, PublishTick, Rejected, SessionOpened
 
 NEAR = ChainConfig("r0", 1, ("r0/a@h:1", "r0/b@h:2", "r0/c@h:3"))
@@ -242,7 +243,7 @@ def follows(effects: Effects) -> list[tuple[str, int]]:
     return [(to, message.id) for to, message in sent(effects) if isinstance(message, Follow)]
 
 
-def test_plain_subscriptions_are_fed_by_the_preferred_edge_and_no_others() -> None:
+def test_open_ended_subscriptions_are_fed_by_the_preferred_edge_and_no_others() -> None:
     client = found()
     plain, read, receipts = Open(1, "s", 1, "", None, 3), Open(3, "s", 1, "", None, 0, 9, 9), "_receipts/r0"
     ((replica, _),) = follows(client.handle(1.0, plain))
@@ -254,11 +255,12 @@ def test_plain_subscriptions_are_fed_by_the_preferred_edge_and_no_others() -> No
     assert follows(effects) == [(first, 1)] and (replica, Unfollow(1)) in sent(effects)
     assert not follows(client.handle(3.0, Received(NEAR.tail, listing(1 << 62, EDGES)))), "nothing new"
     assert follows(client.handle(4.0, Open(5, "t", 1, "loc = 'NY'", None, 3))) == [(first, 5)]
-    assert not follows(client.handle(4.0, Open(6, "t", 1, "", "desk-7", 3))), "it opens its cursor"
+    ((head, opening),) = sent(client.handle(4.0, Open(6, "t", 1, "", "desk-7", 3)))
+    assert head in NEAR.replicas and isinstance(opening, OpenCursor), "its cursor is not at an edge"
     for each in (msgspec.structs.replace(read, id=7), Open(8, receipts, 1, "", None, 3)):
         ((source, _),) = follows(client.handle(4.0, each))
         assert source in NEAR.replicas
-    assert not [id for id, each in client.subscribers.items() if each.edges and id not in (1, 5)]
+    assert [id for id, each in client.subscribers.items() if each.edges] == [1, 2, 5, 6]
 
 
 def test_an_edge_that_one_description_lacks_is_still_there() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tidings.core.curiosity import Curiosity
 from tidings.core.errors import BadInput, Contradiction
-from tidings.core.knowledge import Knowledge, State, lub
+from tidings.core.knowledge import Knowledge, Known, lub
 from tidings.core.lens import Lens
 from tidings.core.rows import data_rows
 from tidings.core.span import Span
@@ -22,22 +22,22 @@ END = 40
 # --- the lattice ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("a", "b", "c"), list(product(State, State, State)))
-def test_a2_4_lub_is_associative_commutative_idempotent_and_has_both_ends(a: State, b: State, c: State) -> None:
+@pytest.mark.parametrize(("a", "b", "c"), list(product(Known, Known, Known)))
+def test_a2_4_lub_is_associative_commutative_idempotent_and_has_both_ends(a: Known, b: Known, c: Known) -> None:
     assert lub(a, lub(b, c)) == lub(lub(a, b), c)
     assert lub(a, b) == lub(b, a)
     assert lub(a, a) == a
-    assert lub(a, State.Q) == a
-    assert lub(a, State.E) == State.E
+    assert lub(a, Known.Q) == a
+    assert lub(a, Known.E) == Known.E
 
 
 def test_a2_4_the_paper_s_cases() -> None:
-    assert lub(State.D, State.F) == State.DONE, "a row that is not needed has been delivered"
-    assert lub(State.D, State.S) == State.E, "a row where there is none is the error"
-    assert lub(State.DONE, State.S) == State.E
-    assert lub(State.F, State.S) == State.S
-    below = [state for state in State if lub(state, State.DONE) == State.DONE and lub(state, State.S) == State.S]
-    assert set(below) == {State.Q, State.F}, "F is the greatest below both D* and S"
+    assert lub(Known.D, Known.F) == Known.DONE, "a row that is not needed has been delivered"
+    assert lub(Known.D, Known.S) == Known.E, "a row where there is none is the error"
+    assert lub(Known.DONE, Known.S) == Known.E
+    assert lub(Known.F, Known.S) == Known.S
+    below = [state for state in Known if lub(state, Known.DONE) == Known.DONE and lub(state, Known.S) == Known.S]
+    assert set(below) == {Known.Q, Known.F}, "F is the greatest below both D* and S"
 
 
 # --- knowledge --------------------------------------------------------------------------------------------
@@ -55,12 +55,12 @@ def seen(rows: set[int], lo: int, hi: int, version: int = 0) -> Span:
     )
 
 
-def states(knowledge: Knowledge) -> dict[int, State]:
+def states(knowledge: Knowledge) -> dict[int, Known]:
     """The state of each number."""
-    out = dict.fromkeys(range(1, END), State.Q)
+    out = dict.fromkeys(range(1, END), Known.Q)
     for span in knowledge.of(1, END):
-        out |= dict.fromkeys(range(span.lo, span.hi), State.F)
-        out |= dict.fromkeys(span.rows.numbers.tolist(), State.D)
+        out |= dict.fromkeys(range(span.lo, span.hi), Known.F)
+        out |= dict.fromkeys(span.rows.numbers.tolist(), Known.D)
     return out
 
 
@@ -73,23 +73,23 @@ def test_knowledge_of_one_truth_is_the_lub_of_what_came_and_what_is_forgotten_is
     rows: set[int], acts: list[tuple[str, tuple[int, int]]]
 ) -> None:
     knowledge = Knowledge("s", 1 << 20)
-    model = dict.fromkeys(range(1, END), State.Q)
+    model = dict.fromkeys(range(1, END), Known.Q)
     for act, (lo, hi) in acts:
         if act == "know":
             new = {number for span in knowledge.accept(seen(rows, lo, hi)) for number in range(span.lo, span.hi)}
-            assert new == {number for number in range(lo, hi) if model[number] == State.Q}
-            told = {number: State.D if number in rows else State.F for number in range(lo, hi)}
+            assert new == {number for number in range(lo, hi) if model[number] == Known.Q}
+            told = {number: Known.D if number in rows else Known.F for number in range(lo, hi)}
             model |= {number: lub(model[number], state) for number, state in told.items()}
         elif act == "forget":
             knowledge.forget(lo)
-            model |= dict.fromkeys(range(1, lo), State.Q)
+            model |= dict.fromkeys(range(1, lo), Known.Q)
         else:
-            unknown = [number for number in range(lo, hi) if model[number] == State.Q]
+            unknown = [number for number in range(lo, hi) if model[number] == Known.Q]
             assert [number for gap in knowledge.gaps(lo, hi) for number in range(*gap)] == unknown
-            assert knowledge.reach(lo) == next((n for n in range(lo, END) if model[n] == State.Q), END)
+            assert knowledge.reach(lo) == next((n for n in range(lo, END) if model[n] == Known.Q), END)
         knowledge.check()
         assert states(knowledge) == model
-        assert not {State.E, State.S, State.DONE} & set(model.values()), "E is not reached, S and D* are not kept"
+        assert not {Known.E, Known.S, Known.DONE} & set(model.values()), "E is not reached, S and D* are not kept"
 
 
 @given(truth, st.lists(ranges, min_size=1, max_size=8))

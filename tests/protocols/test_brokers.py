@@ -17,7 +17,7 @@ from tidings.core.ids import NodeId, StreamId
 from tidings.core.rows import data_rows
 from tidings.core.span import Span
 from tidings.protocols.brokers.broker import Broker, BrokerTick
-from tidings.protocols.brokers.broker_messages import Ack, Brokered, BrokerSettings, Nack, Status, Wanted
+from tidings.protocols.brokers.broker_messages import Acknowledge, Brokered, BrokerSettings, Nack, Status, Wanted
 from tidings.protocols.brokers.subend import Subend
 from tidings.protocols.brokers.top import TopBroker
 from tidings.protocols.kernel import Effects, Expired, Message, Received, Report, Send
@@ -56,7 +56,7 @@ class Edge:
         sends: list[Any] = []
         for stream, message in out:
             source = self.source.get(stream)
-            to_all = source is None or isinstance(message, Ack)
+            to_all = source is None or isinstance(message, Acknowledge)
             sends += [Send(node, message) for node in (self.up if to_all else (source,))]
         if now - self.told >= 1.0:
             self.told = now
@@ -340,4 +340,4 @@ def test_what_was_filtered_for_another_life_or_an_older_version_counts_for_nothi
     subend = Subend("s", 5, 1, 3, SETTINGS)
     assert subend.accept(0.0, told(4, 9)) == [] and subend.accept(0.0, told(5, 2)) == []
     assert [span.hi for span in subend.accept(0.0, told(5, 3))] == [2]
-    assert [each for each in subend.due(1.0) if isinstance(each, Ack)] == [Ack("s", 2)]
+    assert [each for each in subend.due(1.0) if isinstance(each, Acknowledge)] == [Acknowledge("s", 2)]

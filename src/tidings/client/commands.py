@@ -3,7 +3,7 @@
 Items that a part of the machine delivers itself are declared with that part:
 
     Acked, Refused                protocols/services/publishing.py
-    Fed, Saved, Ended, and Lost   protocols/brokers/subscriber.py
+    Fed, Saved, Ended, Refiltered, and Lost   protocols/brokers/subscriber.py
     Granted, Dropped, MoveLease   protocols/services/leases.py
     SinkAnswered                  protocols/services/sink_client.py
     Heard                         fabric.py
@@ -44,6 +44,13 @@ class Open(Command, frozen=True, gc=False):
     hi: int = 0
     asof: int = 0
     replica: int | None = None
+
+
+class ChangeFilter(Command, frozen=True, gc=False):
+    """What comes of a subscription from now on is to pass another filter; delivered is a `Refiltered`."""
+
+    id: int
+    where: str
 
 
 class Taken(Command, frozen=True, gc=False):

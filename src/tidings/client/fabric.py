@@ -122,6 +122,13 @@ class Fabric:
         self._pump(tap, out)
         return out
 
+    def retap(self, id: int, filter: Filter | None) -> int:
+        """What a tap gives from now on passes another filter. Returns from which number on that is."""
+        tap = self.taps[id]
+        tap.filter = filter
+        tap.lens = Lens(filter.text) if filter is not None else ALL
+        return tap.next
+
     def take(self, id: int, horizon: int) -> list[Effect]:
         """The application has taken everything below ``horizon``."""
         tap = self.taps[id]

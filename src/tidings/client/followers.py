@@ -17,7 +17,7 @@ from tidings.client.fabric import Fabric, Heard
 from tidings.core.filters import Filter, parse, parse_attributes
 from tidings.core.ids import StreamId, is_internal
 from tidings.protocols.brokers.messages import LATEST, Feed, FeedBeat, SubscriptionSettings
-from tidings.protocols.brokers.subscriber import Edges, Subscriber
+from tidings.protocols.brokers.subscriber import Edges, Refilter, Refiltered, Subscriber
 from tidings.protocols.kernel import NOTHING, Deliver, Effect, Effects, Input, Received, Report, SetTimer, Time
 
 
@@ -85,6 +85,16 @@ class Followers:
             fabric.forget(stream)
         return out
 
+    def refilter(self, now: Time, id: int, where: str) -> list[Effect]:
+        """What comes from now on is to pass another filter."""
+        if id not in self.opened:
+            return []
+        self.opened[id] = replace(self.opened[id], where=where)
+        fabric = self.fabric
+        if fabric is None or id not in fabric.taps:
+            return self.handle(now, id, Refilter(where))
+        return [Deliver(Refiltered(id, where, fabric.retap(id, self._filter(self.opened[id]))))]
+
     def learn_edges(self, now: Time) -> list[Effect]:
         """The region has other edges: tell the subscriptions that these may feed."""
         edges = Edges(self._view.edges)
@@ -150,7 +160,7 @@ class Followers:
 
 
 def _may_use_edges(open: Open) -> bool:
-    return open.name is None and not open.hi and not open.asof and not is_internal(open.stream)
+    return not open.hi and not open.asof and not is_internal(open.stream)
 
 
 def _ticking(id: int, effects: Effects) -> list[Effect]:

@@ -26,6 +26,7 @@ from tidings.client.commands import (
     Answered,
     Ask,
     AskTick,
+    ChangeFilter,
     Close,
     Drop,
     DropSinking,
@@ -55,6 +56,7 @@ from tidings.protocols.brokers.messages import (
     SubscriptionSettings,
     Unfollow,
     Unfollowed,
+    local,
 )
 from tidings.protocols.brokers.subscriber import Ended, Learn, Lost, Save, Take
 from tidings.protocols.kernel import (
@@ -191,6 +193,8 @@ class ClientMachine:
                 return self._subscriber(now, id, Save(horizon, prompt))
             case Open():
                 return self.followers.open(now, input)
+            case ChangeFilter(id, where):
+                return self.followers.refilter(now, id, where)
             case Close(id):
                 return self.followers.close(id)
             case Ask():
@@ -231,9 +235,10 @@ class ClientMachine:
         kind = type(message)
         if kind in SUBSCRIBING:
             assert isinstance(message, Feed | Unfollowed)
-            if message.id not in self.subscribers:
+            id = local(message.id)
+            if id not in self.subscribers:
                 return [Send(input.src, Unfollow(message.id))] if kind is Feed else NOTHING
-            return self._subscriber(now, message.id, input)
+            return self._subscriber(now, id, input)
         if isinstance(message, FeedBeat):
             return self._beat(now, input.src, message)
         if kind in PUBLISHING:
@@ -406,10 +411,11 @@ class ClientMachine:
         out: list[Effect] = []
         consumed: list[tuple[int, int]] = []
         for feed in beat.feeds:
-            if feed[0] not in self.subscribers:
+            id = local(feed[0])
+            if id not in self.subscribers:
                 out.append(Send(src, Unfollow(feed[0])))
                 continue
-            for effect in self._subscriber(now, feed[0], Received(src, FeedBeat((feed,), beat.within))):
+            for effect in self._subscriber(now, id, Received(src, FeedBeat((feed,), beat.within))):
                 if type(effect) is Send and type(effect.message) is Consumed and effect.to == src:
                     consumed.append((effect.message.id, effect.message.horizon))
                 else:

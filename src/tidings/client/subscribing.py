@@ -26,7 +26,7 @@ from tidings.core.errors import BadInput
 from tidings.core.filters import parse, parse_attributes
 from tidings.core.ids import FIRST, StreamId, StreamName, is_internal
 from tidings.protocols.brokers.messages import EARLIEST, LATEST
-from tidings.protocols.brokers.subscriber import Ended, Fed, Saved
+from tidings.protocols.brokers.subscriber import Ended, Fed, Refiltered, Saved
 from tidings.protocols.services.receipts import Receipt, Receipts
 
 REPORT = 0.1  # seconds between reports of what durable subscriptions have processed; ours
@@ -51,6 +51,7 @@ class SubscribeCalls:
         session.on(Heard, self._on_heard)
         session.on(Saved, self._on_saved)
         session.on(Ended, self._on_ended)
+        session.on(Refiltered, self._on_refiltered)
 
     def start_reports(self) -> None:
         """Tell the machine ten times a second what durable subscriptions have processed."""
@@ -127,7 +128,7 @@ class SubscribeCalls:
 
     async def _enter(self, opens: list[Open], subscriber: str | None = None) -> Subscription:
         """Open a subscription; it sends receipts in the name of ``subscriber``, if there is one."""
-        subscription = Subscription(self._session, opens, self._forget, self._session.loop)
+        subscription = Subscription(self._session, opens, self._forget, self._check, self._session.loop)
         self._subscriptions |= dict.fromkeys(subscription.feeds, subscription)
         if subscriber is not None:
             subscription.on_taken = self._ledger.note
@@ -166,6 +167,11 @@ class SubscribeCalls:
         subscription = self._subscriptions.get(item.id)
         if subscription is not None:
             subscription.ended(item)
+
+    def _on_refiltered(self, item: Refiltered) -> None:
+        subscription = self._subscriptions.get(item.id)
+        if subscription is not None:
+            subscription.refiltered(item.id, item.horizon)
 
     def _end(self, error: TidingsError) -> None:
         for subscription in self._subscriptions.values():

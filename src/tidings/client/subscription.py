@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Protocol
 
-from tidings.client.commands import Close, Open, Processed, Taken
+from tidings.client.commands import ChangeFilter, Close, Open, Processed, Taken
 from tidings.client.errors import AsofGone, Closed, SubscriptionEnded, Superseded, TidingsError
 from tidings.client.events import Event, EventRows, events_of
-from tidings.core.ids import StreamName, stream_name
+from tidings.client.validation import text
+from tidings.core.ids import StreamId, StreamName, stream_name
 from tidings.core.small_rows import SmallRows
 from tidings.core.span import Span
 from tidings.protocols.brokers.subscriber import Ended
@@ -82,11 +83,13 @@ class Subscription:
         connection: SubscriptionCommands,
         opens: list[Open],
         forget: Callable[[list[int]], None],
+        check: Callable[[StreamId, str], Awaitable[object]],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._connection = connection
         self._loop = loop
         self._forget = forget
+        self._check = check  # raises `BadFilter`
         self.feeds = {open.id: SubscriptionQueue(open) for open in opens}
         self.durable = opens[0].name is not None
         self._queue: deque[tuple[SubscriptionQueue, Span]] = deque()
@@ -100,6 +103,7 @@ class Subscription:
         self._closed = False
         self._saving: list[asyncio.Future[None]] = []
         self._changed: list[asyncio.Future[None]] = []
+        self._refiltered: dict[int, int] = {}  # by feed: from which number on its newest filter holds
         self.on_heard: Callable[[SubscriptionQueue], None] | None = None
         self.on_taken: Callable[[int, Span], None] | None = None  # told of every span that the application is given
 
@@ -328,6 +332,31 @@ class Subscription:
         while True:
             span = await self._span()
             yield EventRows(span)
+
+    async def where(self, where: str | None) -> dict[StreamName, int]:
+        """Change the filter while the subscription is open: from the numbers returned on, one for each stream, exactly
+        what passes the new filter comes. What comes before them was filtered by the old one.
+
+        A filter that cannot be had raises `BadFilter`; the old one stays.
+        """
+        wanted = text("where", where or "")
+        for feed in self.feeds.values():
+            await self._check(feed.open.stream, wanted)
+        self._refiltered.clear()
+        for id in self.feeds:
+            self._connection.command(ChangeFilter(id, wanted))
+        while self._error is None and len(self._refiltered) < len(self.feeds):
+            change: asyncio.Future[None] = self._loop.create_future()
+            self._changed.append(change)
+            await change
+        if self._error is not None:
+            raise self._error
+        return {feed.stream: self._refiltered[id] for id, feed in self.feeds.items()}
+
+    def refiltered(self, id: int, horizon: int | None) -> None:
+        """A stream has another filter."""
+        self._refiltered[id] = self.feeds[id].at if horizon is None else horizon
+        self._change()
 
     async def ack(self) -> None:
         """Acknowledge everything that was handed out, and wait until that is durable."""

@@ -25,10 +25,10 @@ class Curiosity:
 
     def ask(self, lo: int, hi: int, now: float) -> list[tuple[int, int]]:
         """Somebody is curious about [lo, hi). Returns the parts to pass on: those not asked for already."""
+        self.expire(now)
         lo = max(lo, self.acked)
         if lo >= hi:
             return []
-        self.expire(now)
         fresh: list[tuple[int, int]] = []
         at = lo
         for start, stop, _ in self._asked:

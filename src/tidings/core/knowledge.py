@@ -2,7 +2,7 @@
 
 Per number a broker knows nothing (Q), a row (D), or that the number is covered without a row (F): collected, filtered
 out upstream, or lost. The paper's other states are not stored: silence (S) and delivered data (D*) are lowered to F at
-once, and the error E is a `Contradiction`, which leaves the knowledge as it was. `State` and `lub` are that lattice.
+once, and the error E is a `Contradiction`, which leaves the knowledge as it was. `Known` and `lub` are that lattice.
 
 Knowledge grows by `accept` and shrinks by `forget`, and what is forgotten is Q again, never F: "nobody needed this row"
 must not become "there was no row" for a subscriber who comes later. This is a deviation from A2.7, which the paper can
@@ -25,7 +25,7 @@ from tidings.core.span import Span, join
 PIECE_BYTES = 512  # what a span costs in memory besides its rows; ours, measured for one small row
 
 
-class State(Enum):
+class Known(Enum):
     """What can be known of one number."""
 
     Q = "nothing"
@@ -37,17 +37,17 @@ class State(Enum):
 
 
 _ABOVE = {
-    State.Q: frozenset(State),
-    State.D: frozenset({State.D, State.DONE, State.E}),
-    State.F: frozenset({State.F, State.DONE, State.S, State.E}),
-    State.DONE: frozenset({State.DONE, State.E}),
-    State.S: frozenset({State.S, State.E}),
-    State.E: frozenset({State.E}),
+    Known.Q: frozenset(Known),
+    Known.D: frozenset({Known.D, Known.DONE, Known.E}),
+    Known.F: frozenset({Known.F, Known.DONE, Known.S, Known.E}),
+    Known.DONE: frozenset({Known.DONE, Known.E}),
+    Known.S: frozenset({Known.S, Known.E}),
+    Known.E: frozenset({Known.E}),
 }
 """A2.4: the states at or above each: Q < D < D*, Q < F < D*, F < S, and E above all."""
 
 
-def lub(a: State, b: State) -> State:
+def lub(a: Known, b: Known) -> Known:
     """The least state that is at or above both: what two true messages say together."""
     common = _ABOVE[a] & _ABOVE[b]
     (least,) = [state for state in common if common <= _ABOVE[state]]

@@ -1,7 +1,7 @@
 """Messages between brokers (Gryphon, A2.4 to A2.6), and their settings. Broker and subend are in broker.py, subend.py.
 
 Knowledge flows down: `Brokered`, and `Offer` for the paper's AckExpected. Interest and curiosity flow up: `Status`,
-`Nack` and `Ack`. All of it is soft state, so every message may be lost, doubled or overtaken.
+`Nack` and `Acknowledge`. All of it is soft state, so every message may be lost, doubled or overtaken.
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ Interest: TypeAlias = tuple[StreamId, str, tuple[str, ...]]
 
 
 class Wanted(Value, frozen=True, gc=False):
-    """What a broker wants, at a version that grows with each change; the versions of another life mean nothing."""
+    """What a broker wants, at a version that grows with each change; the versions of another life mean nothing.
+
+    Without ``interests`` it is what the receiver knows of this version.
+    """
 
     node: NodeId
     cell: CellId
     life: int
     version: int
-    interests: tuple[Interest, ...]
+    interests: tuple[Interest, ...] | None
 
     @property
     def wire_size(self) -> int:
         """Bytes, about."""
+        if self.interests is None:
+            return 48
         texts = [text for _, attrs, texts in self.interests for text in (attrs, *texts)]
         return 48 + 16 * len(self.interests) + sum([8 + len(text) for text in texts])
 
@@ -51,10 +56,14 @@ class Status(Message, frozen=True, gc=False):
         return 16 + self.wanted.wire_size + 16 * (len(self.reaches) + len(self.edges))
 
 
-class Heard(Message, frozen=True, gc=False):
-    """The answer to `Status`: the sender is alive. ``connected``: and hears from brokers up to a replica."""
+class StatusHeard(Message, frozen=True, gc=False):
+    """The answer to `Status`: the sender is alive. ``connected``: and hears from brokers up to a replica.
+
+    ``version``: of what the receiver wants, that the sender knows; 0: none.
+    """
 
     connected: bool
+    version: int
 
 
 class PeerStatus(Message, frozen=True, gc=False):
@@ -100,7 +109,7 @@ class Nack(Message, frozen=True, gc=False):
     version: int
 
 
-class Ack(Message, frozen=True, gc=False):
+class Acknowledge(Message, frozen=True, gc=False):
     """Nobody below the sender needs a number below ``below`` any more."""
 
     stream: StreamId

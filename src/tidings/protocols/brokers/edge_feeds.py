@@ -48,7 +48,7 @@ class CatchUpTick(Timer, frozen=True, gc=False):
     id: int
 
 
-class CatchUp:
+class CatchingUp:
     """One subscription that is fed from a replica through its own filter."""
 
     __slots__ = ("come", "subscriber")
@@ -78,7 +78,7 @@ class EdgeSubscriptions(Subscriptions):
         self.needs = needs
         self.connected = connected
         self.chain: ChainConfig | None = None  # the region's; nobody catches up before it is known
-        self.catching: dict[int, CatchUp] = {}
+        self.catching: dict[int, CatchingUp] = {}
         self.ids: dict[Key, int] = {}  # of those who catch up
         self.queue: dict[Key, Position] = {}  # who waits for a turn
         self.later: list[Effect] = []  # what catching up has to say
@@ -203,7 +203,7 @@ class EdgeSubscriptions(Subscriptions):
             where = position.filter.text if position.filter is not None else ""
             settings = replace(self.settings, window=AHEAD)
             args = (self._last, position.stream, position.next, where, None, self.chain, settings, self._last)
-            catch = self.catching[self._last] = CatchUp(Subscriber(*args))
+            catch = self.catching[self._last] = CatchingUp(Subscriber(*args))
             self.ids[key] = self._last
             out += [Report("catching_up"), *self._carry(self._last, catch.subscriber.start(self.now))]
         return out

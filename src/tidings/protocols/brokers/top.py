@@ -16,7 +16,7 @@ from tidings.core.history import History
 from tidings.core.ids import NodeId, RegionId, StreamId, is_hidden
 from tidings.core.span import Span
 from tidings.protocols.brokers.broker import Broker, BrokerTick, StreamInput
-from tidings.protocols.brokers.broker_messages import Ack, BrokerSettings, Nack, Status
+from tidings.protocols.brokers.broker_messages import Acknowledge, BrokerSettings, Nack, Status
 from tidings.protocols.kernel import Effect, Effects, Input, Received, SetTimer, Time
 from tidings.protocols.replication.chain_config import ChainConfig
 
@@ -42,7 +42,7 @@ class HistoryInput:
 class TopBroker(Broker):
     """The broker of one replica. It is idle until a broker below speaks."""
 
-    handles: frozenset[type] = frozenset({Status, Nack, Ack, BrokerTick})
+    handles: frozenset[type] = frozenset({Status, Nack, Acknowledge, BrokerTick})
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """An edge: hosts subscriptions, and gets what they want through the brokers above (Gryphon's SHB).
 
     brokers above --Brokered, Offer--> [Subend per stream] --> [SoftHistory] --> [EdgeSubscriptions] --Feed--> clients
-                  <--Status, Nack, Ack--                                                            <--Follow--
+                  <--Status, Nack, Acknowledge--                                                            <--Follow--
     replicas      <--Describe, Follow (only to catch up)--
 
 All subscriptions of an edge share the state of a stream (A2.29). An edge keeps nothing on disk: when it dies, its
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from tidings.core.errors import BadInput
 from tidings.core.filters import Filter, parse, parse_attributes
 from tidings.core.ids import NodeId, RegionId, StreamId, stream_name
-from tidings.protocols.brokers.broker_messages import Ack, Brokered, BrokerSettings, Heard, Status
+from tidings.protocols.brokers.broker_messages import Acknowledge, Brokered, BrokerSettings, Status, StatusHeard
 from tidings.protocols.brokers.edge_feeds import EdgeSubscriptions
 from tidings.protocols.brokers.interests import Interests
 from tidings.protocols.brokers.messages import Follow, SubscriptionSettings, Unfollow, Unfollowed
@@ -101,6 +101,7 @@ class Edge:
             self.histories, self._filter, settings.subscriptions, settings.catching_up, self._needs, self.connected
         )
         self.above: dict[NodeId, Time] = {}  # brokers above, and when they last said that they are connected
+        self.confirmed: dict[NodeId, int] = {}  # brokers above, and which version of the interests they know
         self.asked: Time = -1e18  # when a replica was last asked for the streams
         self.turn = rng.randrange(1 << 16)  # which replica is asked next
         self.described = False
@@ -122,10 +123,8 @@ class Edge:
                 return self._brokered(now, src, told)
             case Received(src, Offer(stream, horizon)) if src in self.upstream and stream in self.interests.wishes:
                 return self._offered(now, src, stream, horizon)
-            case Received(src, Heard(connected)) if src in self.upstream:
-                if connected:
-                    self.above[src] = now
-                return []
+            case Received(src, StatusHeard(connected, version)) if src in self.upstream:
+                return self._confirmed(now, src, connected, version)
             case Received(_, Description() as told):
                 return self._learn(now, told)
             case Received(src, Follow() as follow):
@@ -207,7 +206,7 @@ class Edge:
         source = self.source.get(stream)
         out: list[Effect] = []
         for message in messages:
-            to_all = source is None or type(message) is Ack
+            to_all = source is None or type(message) is Acknowledge
             out += [Send(node, message) for node in (self.upstream if to_all else (source or "",))]
         return out
 
@@ -257,10 +256,19 @@ class Edge:
 
     def _status(self, now: Time) -> list[Effect]:
         self._said = now
-        status = Status(self.interests.told(), (), (self.me,))
+        wanted, brief = self.interests.told(), self.interests.brief()
         for subend in self.subends.values():
-            subend.version = self.interests.version
-        return [Send(node, status) for node in self.upstream]
+            subend.version = wanted.version
+        known = [self.confirmed.get(node) == wanted.version for node in self.upstream]
+        told = [brief if each else wanted for each in known]
+        return [Send(node, Status(each, (), (self.me,))) for node, each in zip(self.upstream, told, strict=True)]
+
+    def _confirmed(self, now: Time, src: NodeId, connected: bool, version: int) -> list[Effect]:
+        """A broker above has heard the status; one that does not know the interests is told them."""
+        if connected:
+            self.above[src] = now
+        self.confirmed[src] = version
+        return self._status(now) if version == 0 else []
 
     # --- which streams there are --------------------------------------------------------------------------
 
@@ -281,7 +289,7 @@ class Edge:
         self.described = True
         self.definitions |= there
         wanted = {follow.stream for follow in self.parked.values()}
-        for stream in {*self.definitions, *wanted}:
+        for stream in dict.fromkeys([*self.definitions, *sorted(wanted)]):
             self.missing[stream] = 0 if stream in there else self.missing.get(stream, 0) + 1
         for stream in [stream for stream, count in self.missing.items() if count >= len(self.replicas)]:
             if stream in self.definitions:

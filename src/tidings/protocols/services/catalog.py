@@ -145,7 +145,7 @@ class Description(Message, frozen=True, gc=False):
     leases: tuple[LeaseState, ...] = ()
     conflicts: tuple[StreamDef, ...] = ()  # of the same names, by other regions than those that are followed here
     fabric: FabricChoice = FabricChoice()  # of the replica's region
-    edges: tuple[NodeId, ...] = ()  # of its region, that it has heard of lately
+    edges: tuple[NodeId, ...] = ()  # of the replica's region, to which clients may connect
 
     def valid(self) -> bool:
         return all([each.valid() for each in self.memberships])
