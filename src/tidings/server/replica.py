@@ -143,6 +143,7 @@ class ReplicaProcess(NodeProcess):
                 on_lost=Lost,
                 wan=self.wan,
                 settings=HostSettings(poll=self.config.cluster.poll),
+                on_lost=Lost,
             )
             await host.listen(*parse_address(self.address))
         except BaseException:

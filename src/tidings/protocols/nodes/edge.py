@@ -26,7 +26,7 @@ from tidings.protocols.brokers.messages import Follow, SubscriptionSettings, Unf
 from tidings.protocols.brokers.positions import Key
 from tidings.protocols.brokers.soft_history import SoftHistory
 from tidings.protocols.brokers.subend import Subend
-from tidings.protocols.brokers.subscriber import Lost
+from tidings.protocols.brokers.subscriber import Learn, Lost
 from tidings.protocols.kernel import (
     Effect,
     Effects,
@@ -42,6 +42,7 @@ from tidings.protocols.kernel import (
     Value,
 )
 from tidings.protocols.messages import Offer
+from tidings.protocols.replication.chain_config import ChainConfig
 from tidings.protocols.services.catalog import Describe, Description, StreamDef
 
 FRESH = 0.5  # seconds between questions for a stream that is unknown; ours
@@ -133,6 +134,8 @@ class Edge:
                 return self.subscriptions.handle(now, input)
             case Lost(node):
                 return self._lost(now, node)
+            case Learn(chain):
+                return self._meet(now, chain)
             case Expired(AnnounceTick()):
                 self._announcing = False
                 return self._status(now) if self.interests.news else []
@@ -281,7 +284,7 @@ class Edge:
         out: list[Effect] = []
         for chain in told.memberships:
             if chain.region == self.region:
-                out += self.subscriptions.learn(now, chain)
+                out += self._meet(now, chain)
         there = {definition.id: definition for definition in told.streams}
         self.described = True
         self.definitions |= there
@@ -297,6 +300,16 @@ class Edge:
             if follow.stream not in self.histories:
                 out += self._follow(now, node, follow)
         return out
+
+    def _meet(self, now: Time, chain: ChainConfig) -> list[Effect]:
+        """The configuration of the region's chain says where replicas are, and who is above an edge below them."""
+        known = self.subscriptions.chain
+        if known is not None and known.epoch >= chain.epoch:
+            return []
+        if self.upstream == self.replicas:
+            self.upstream = chain.replicas
+        self.replicas = chain.replicas
+        return self.subscriptions.learn(now, chain)
 
     def _forget(self, stream: StreamId) -> list[Effect]:
         """No replica knows a stream any more."""
