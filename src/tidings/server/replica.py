@@ -140,7 +140,6 @@ class ReplicaProcess(NodeProcess):
                 region=self.region,
                 cluster=self.config.cluster.name,
                 journal=self.journal(node, recipe),
-                on_lost=Lost,
                 wan=self.wan,
                 settings=HostSettings(poll=self.config.cluster.poll),
                 on_lost=Lost,
