@@ -7,13 +7,13 @@ merge began and at or below the last one that it tells.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-import msgspec
+from msgspec.structs import replace
 
 from tidings.client.commands import Processed, Taken
 from tidings.client.machine import ClientMachine, MachineSettings
+from tidings.core.hybrid_clock import tick_time
 from tidings.core.ids import FIRST, NodeId, RegionId, StreamId
 from tidings.core.rows import ArrowRows
 from tidings.core.span import Span
@@ -21,10 +21,11 @@ from tidings.protocols.brokers.merging import Begun, Merged, OpenMerge, Stalled
 from tidings.protocols.brokers.messages import EARLIEST, SubscriptionSettings
 from tidings.protocols.brokers.subscriber import Ended, Saved
 from tidings.protocols.kernel import Deliver, Effect, Effects, Expired, Input, SetTimer, Time, Timer
+from tidings.protocols.replication.chain import ChainSettings
 from tidings.protocols.services.catalog import Description
+from tidings.protocols.services.promises import PromiseSettings
 from tidings.sim import scenario as plans
 from tidings.sim.build import Deployment
-from tidings.sim.faults import FaultEvent
 from tidings.sim.scenario import Scenario
 
 Row: TypeAlias = tuple[int, StreamId, int]
@@ -32,6 +33,10 @@ Row: TypeAlias = tuple[int, StreamId, int]
 
 SMALL = SubscriptionSettings(window=8, chunk_rows=16, apart=4)
 """So small that a few seconds of events come up against it."""
+
+
+FEWER = PromiseSettings(period=0.05)
+"""A world takes fewer steps."""
 
 
 def rows_of(span: Span) -> list[Row]:
@@ -66,7 +71,7 @@ class MergeClient:
         self.lost: list[tuple[StreamId, int, int]] = []
         self.spans: list[Span] = []
         self.tick = 0
-        self.times: list[tuple[Time, int]] = []  # when which tick was reached
+        self.late: list[tuple[Time, Time]] = []  # when something came, and how long after its tick
         self.untaken: list[int] = []
         self.saved = 0
         self.ended: Ended | None = None
@@ -113,11 +118,12 @@ class MergeClient:
                 self.begun, self.begun_at, self.tick = tick, now, tick
             case Merged(tick=tick):
                 assert self.begun is not None and tick > self.tick
-                self.rows += in_order(item)
+                rows = in_order(item)
+                self.rows += rows
+                self.late += [(now, now - tick_time(row[0])) for row in rows[:1]]
                 self.spans += [span for _, span in item.spans]
                 self.lost += [(span.stream, *each) for _, span in item.spans for each in span.lost]
                 self.tick = tick
-                self.times.append((now, tick))
                 self.untaken.append(tick)
             case Saved(horizon=horizon):
                 self.saved = horizon
@@ -152,7 +158,9 @@ class World:
         replicas: int = 3,
         quiet: str = "",
         batch: int = 1,
-        settings: Callable[[Any], Any] = lambda settings: settings,
+        promises: PromiseSettings = FEWER,
+        window: int = 64,
+        **settings: Any,
     ) -> None:
         self.rng = random.Random(f"merge/{seed}")
         links = [(a, b) for at, a in enumerate(regions) for b in regions[at + 1 :]]
@@ -182,10 +190,12 @@ class World:
             ),
             seed,
             trace=False,
+            chain=ChainSettings(window=window),
         )
-        self.deployment.settings = settings(self.deployment.settings)
+        self.deployment.settings = replace(self.deployment.settings, promises=promises, **settings)
         self.world = self.deployment.world
         self.clients: dict[NodeId, MergeClient] = {}
+        self.merges = 0
 
     def merge(
         self,
@@ -199,7 +209,8 @@ class World:
         **how: Any,
     ) -> NodeId:
         """A client in a region merges the streams of the regions named."""
-        node = f"{region}/m{len(self.clients)}"
+        node = f"{region}/m{self.merges}"
+        self.merges += 1
         parts = tuple([(2 + at, f"s-{owner}", owner) for at, owner in enumerate(streams)])
         promises = tuple([(20 + at, owner) for at, owner in enumerate(streams)])
         open = OpenMerge(1, parts, promises, lo, **how)
@@ -254,11 +265,3 @@ class World:
             odd = sorted(set(expected) ^ set(client.rows))
             wrong.append(f"{node}: {len(client.rows)} rows instead of {len(expected)}: {odd[:5]}")
         return wrong
-
-
-def without(settings: Any, **changes: Any) -> Any:
-    """Settings of a replica with others in place."""
-    return msgspec.structs.replace(settings, **changes)
-
-
-__all__ = ["FaultEvent", "Iterable", "MergeClient", "Row", "World", "in_order", "rows_of", "without"]

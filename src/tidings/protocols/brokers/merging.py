@@ -7,9 +7,9 @@ covered up to ``end``; numbers without a row, which were collected or do not pas
 lies at or below the smallest of these ticks is released, sorted by tick; rows of one batch share a tick and keep their
 numbers' order. Nothing depends on when messages arrive.
 
-Nothing that was released is acknowledged before the application has taken it. So the credit of the subscriptions bounds
-what waits here. The stream that is least complete is always released as far as it is known, so it has credit, and a
-stream that is ahead waits without stopping it.
+No row is acknowledged before it is released and the application has taken it. So the credit of the subscriptions bounds
+what waits here, and a stream that is ahead waits. Of the stream that is least complete only rows of its last tick can
+wait. They are acknowledged, since more of that tick may follow: so no stream waits for one that has no credit.
 
 A range that is lost has no tick. It is released with the next row of any stream, before rows of its own stream that
 follow it.
@@ -24,15 +24,12 @@ region; a merge without that region's streams can begin above the same tick.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
 
 from tidings.core.hybrid_clock import Tick
-from tidings.core.ids import NodeId, RegionId, StreamId, stream_name
-from tidings.core.rows import ArrowRows, Origin
-from tidings.core.span import Span, parted
+from tidings.core.ids import NodeId, RegionId, StreamId
+from tidings.core.span import Span
+from tidings.protocols.brokers.merge_track import PENDING, Run, Track, runs_of
 from tidings.protocols.brokers.messages import EARLIEST, LATEST, Feed, FeedBeat, SubscriptionSettings, Unfollowed
 from tidings.protocols.brokers.subscriber import (
     Ended,
@@ -69,7 +66,6 @@ from tidings.protocols.services.promises import Merge, MergeHeard, promises_in, 
 from tidings.protocols.services.publishing import NotHead
 
 ROWS = 16_384  # released at a time, or all rows of one tick; ours: as many as a message carries
-PENDING = 64  # promises of a stream that wait for it to be covered; ours, older ones say less
 RENEW = 3.0  # seconds between two `Merge`; ours: owners promise for ten
 IDLE = 1.0  # seconds after which a merge tells how far it is although no row passed; ours
 
@@ -134,123 +130,6 @@ class PartTick(Timer, frozen=True, gc=False):
     """The timer of one of the subscriptions."""
 
     part: int
-
-
-Run: TypeAlias = tuple[Tick, int, int, int]
-"""Tick, index of the span, first row and end."""
-
-
-class Track:
-    """One of the streams."""
-
-    __slots__ = (
-        *("begin", "complete", "first", "given", "out", "pieces", "promises", "region", "released", "subscriber"),
-        "told",
-    )
-
-    def __init__(self, subscriber: Subscriber, region: RegionId) -> None:
-        self.subscriber = subscriber
-        self.region = region
-        self.pieces: deque[Span] = deque()  # what has come and is not released
-        self.promises: deque[tuple[int, Tick]] = deque()  # (end, tick) of those whose end is not covered
-        self.complete: Tick = 0  # everything at or below this has come
-        self.begin: int | None = None  # the number it begins with
-        self.first: Tick | None = None  # everything below that number is at or below this tick
-        self.released: Tick = 0  # of the last row that is released
-        self.out: deque[tuple[Tick, int]] = deque()  # what was released and not taken: its tick, and where it ends
-        self.given = 0  # where the last of it ended
-        self.told = True  # an answer to the last `Uncovered` has come
-
-    @property
-    def id(self) -> int:
-        return self.subscriber.id
-
-    @property
-    def stream(self) -> StreamId:
-        return self.subscriber.stream
-
-    def has_some(self, tick: Tick) -> bool:
-        """Whether there is a row at or below a tick, or something lost before the first one above it."""
-        for span in self.pieces:
-            origins = _origins(span)
-            if origins or span.lost:
-                return not origins or origins[0].tick <= tick
-        return False
-
-    @property
-    def origins(self) -> Iterator[Origin]:
-        """The batches of the rows that are not released."""
-        return (origin for span in self.pieces for origin in _origins(span))
-
-    def feed(self, span: Span, floor: Tick | None) -> str:
-        """Something new of the stream; why it cannot be merged, or ""."""
-        origins = _origins(span)
-        if span.rows.count and not (origins and origins[0].tick):
-            return f"stream {stream_name(self.stream)!r} has rows without ticks: it cannot be merged with others"
-        if origins and origins[0].tick <= self.complete:
-            return f"region {self.region} has published below what it promised for {stream_name(self.stream)!r}"
-        if origins:
-            self.complete = origins[-1].tick - 1
-            self.first = origins[0].tick if self.first is None else self.first
-        for part in parted([span]) if span.lost else [span]:
-            self._keep(part, floor)
-        return ""
-
-    def begin_above(self, floor: Tick) -> None:
-        """Rows at or below a tick are not wanted."""
-        pieces, self.pieces = self.pieces, deque()
-        for span in pieces:
-            self._keep(span, floor)
-
-    def _keep(self, span: Span, floor: Tick | None) -> None:
-        origins = _origins(span)
-        unwanted = 0 if floor is None else bisect_right(origins, floor, key=_tick)
-        if unwanted:
-            self.pieces.clear()
-            if (end := origins[unwanted - 1].hi) == span.hi:
-                return
-            span = span.slice(end, span.hi)
-        self.pieces.append(span)
-
-    def promise(self, tick: Tick, end: int) -> None:
-        """Everything at or below the tick is below ``end``."""
-        last = self.promises[-1] if self.promises else (0, self.complete)
-        if tick <= last[1] or end < last[0]:
-            return
-        if len(self.promises) >= PENDING:
-            self.promises = deque(list(self.promises)[1::2])
-        self.promises.append((end, tick))
-
-    def settle(self) -> None:
-        """Believe the promises whose end is covered."""
-        horizon = self.subscriber.horizon
-        if horizon is None:
-            return
-        self.begin = horizon if self.begin is None else self.begin
-        while self.promises and self.promises[0][0] <= horizon:
-            end, tick = self.promises.popleft()
-            self.complete = max(self.complete, tick)
-            if self.first is None and end >= self.begin:
-                self.first = tick
-
-    def cut(self, tick: Tick) -> Iterator[Span]:
-        """Take what comes before the first row above a tick."""
-        while self.pieces:
-            span = self.pieces[0]
-            origins = _origins(span)
-            if not origins or origins[-1].tick <= tick:
-                yield self.pieces.popleft()
-                continue
-            at = origins[bisect_right(origins, tick, key=_tick)].lo
-            if at > span.lo:
-                self.pieces[0] = span.slice(at, span.hi)
-                yield span.slice(span.lo, at)
-            return
-
-    @property
-    def at(self) -> int:
-        """First number that is not released."""
-        return self.pieces[0].lo if self.pieces else self.subscriber.horizon or 0
 
 
 class Merger:
@@ -419,7 +298,13 @@ class Merger:
         while self.tick < known and self.begun and self._is_worth_it(now, known):
             self.told = now
             out.append(Deliver(self._merge(self._step(known))))
-        return out
+        return [*out, *self._acknowledge(now)]
+
+    def _acknowledge(self, now: Time) -> list[Effect]:
+        """Let the subscriptions have more."""
+        ends = [(part, track.acknowledge(self.known)) for part, track in self.tracks.items()]
+        taken = [(part, self.parts[part].handle(now, Take(end))) for part, end in ends if end]
+        return [effect for part, effects in taken for effect in self._heard(part, effects)]
 
     def _begin_latest(self) -> bool:
         """It begins above everything that was there when its subscriptions began, in whichever stream."""
@@ -469,7 +354,7 @@ class Merger:
                 if span.lost:
                     runs.append((track.released, len(spans), 0, 0))
                 elif span.rows.count:
-                    runs += _runs(span, len(spans))
+                    runs += runs_of(span, len(spans))
                     track.released = runs[-1][0]
                 spans.append((part, span))
             if track.given < track.at:
@@ -480,15 +365,11 @@ class Merger:
 
     def _take(self, now: Time, tick: Tick) -> list[Effect]:
         """The application has taken everything up to a tick."""
-        out: list[Effect] = []
-        for part, track in self.tracks.items():
-            end = 0
+        for track in self.tracks.values():
             while track.out and track.out[0][0] <= tick:
-                end = track.out.popleft()[1]
-            if end:
-                out += self._heard(part, track.subscriber.handle(now, Take(end)))
-        self.moved = now
-        return out
+                track.taken = track.out.popleft()[1]
+                self.moved = now
+        return self._acknowledge(now)
 
     # --- the head of the region -------------------------------------------------------------------------
 
@@ -582,27 +463,7 @@ class Merger:
         return [*self.close(), Deliver(Ended(self.id, reason, superseded, gone=gone))]
 
 
-def _tick(origin: Origin) -> Tick:
-    return origin.tick
-
-
-def _origins(span: Span) -> tuple[Origin, ...]:
-    return span.rows.origins if isinstance(span.rows, ArrowRows) else ()
-
-
-def _runs(span: Span, index: int) -> list[Run]:
-    """The batches of a span as runs of its rows."""
-    rows, origins = span.rows, _origins(span)
-    assert isinstance(rows, ArrowRows)
-    if rows.seqs is None:
-        starts = [origin.lo - rows.first for origin in origins]
-    else:
-        starts = rows.seqs.searchsorted([origin.lo for origin in origins]).tolist()
-    ends = [*starts[1:], rows.count]
-    return [(o.tick, index, start, end) for o, start, end in zip(origins, starts, ends, strict=True)]
-
-
-def _joined(runs: list[Run]) -> tuple[tuple[int, int, int], ...]:
+def _joined(runs: Iterable[Run]) -> tuple[tuple[int, int, int], ...]:
     """Sorted runs, neighbours of one span as one."""
     out: list[tuple[int, int, int]] = []
     for _, index, start, end in runs:
