@@ -42,6 +42,7 @@ from tidings.sim.network import SimPath
 from tidings.sim.scenario import Scenario
 
 REGION = "g"
+HOMES = "homes"  # where subscribers are: what passes between them and brokers is not lost, as over TCP
 SITE: NodeId = f"{REGION}/p0"  # p1 of the paper
 CELLS = {"IB1": ("b1", "b2"), "IB2": ("b3", "b4")}
 EDGES = {"s1": "IB1", "s2": "IB1", "s3": "IB2", "s4": "IB2", "s5": "IB2"}
@@ -177,13 +178,19 @@ def _sent(effects: Effects) -> Iterator[tuple[NodeId, Any]]:
 
 def numbered(rows: Any) -> Iterator[tuple[int, float]]:
     """The numbers of rows, and when each was published."""
+    if not rows.count:
+        return
     assert isinstance(rows, ArrowRows)
     for number in rows.numbers.tolist():
         yield number, next(origin.at for origin in rows.origins if origin.lo <= number < origin.hi)
 
 
 class PaperNetwork:
-    """The paper's network in a world. ``wants`` are the filters of each edge's subscriber; default: everything."""
+    """The paper's network in a world.
+
+    ``wants`` are the filters of each edge's subscriber (default: everything). ``loss`` is the share that is lost of the
+    messages among p1, relays and edges, and of those of publishers.
+    """
 
     def __init__(
         self,
@@ -217,6 +224,7 @@ class PaperNetwork:
         self.deployment = Deployment(plan, seed, check=False, trace=False)
         self.world = self.deployment.world
         self.world.connect(REGION, REGION, SimPath(latency=LATENCY, loss=loss))
+        self.world.connect(REGION, HOMES, SimPath(latency=LATENCY))
         self.world.observers.clear()  # the recorder keeps far more than is asked here
         edges = [NODE[edge] for edge in EDGES]
         for cell, relays in CELLS.items():
@@ -234,7 +242,7 @@ class PaperNetwork:
             ) -> LabSubscriber:
                 return LabSubscriber(me, (SITE,), mine, rng, STAYING if staying else MachineSettings())
 
-            self.world.at(OPENED, partial(self.deployment.add, client, REGION, subscriber))
+            self.world.at(OPENED, partial(self.deployment.add, client, HOMES, subscriber))
         self.witness = Witness({node: edge for edge, node in self.subscribers.items()})
         self.world.observers.append(self.witness)
 
