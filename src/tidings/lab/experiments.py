@@ -14,7 +14,7 @@ from typing import Any
 from tidings.core.errors import BadInput
 from tidings.lab import study
 from tidings.lab.claims import Experiment
-from tidings.lab.gryphon import failure_verdicts, real_failures
+from tidings.lab.gryphon import failure_verdicts
 from tidings.lab.sprinkler import (
     calibration_verdicts,
     collection,

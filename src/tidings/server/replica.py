@@ -140,9 +140,9 @@ class ReplicaProcess(NodeProcess):
                 region=self.region,
                 cluster=self.config.cluster.name,
                 journal=self.journal(node, recipe),
-                on_lost=Lost,
                 wan=self.wan,
                 settings=HostSettings(poll=self.config.cluster.poll),
+                on_lost=Lost,
             )
             await host.listen(*parse_address(self.address))
         except BaseException:

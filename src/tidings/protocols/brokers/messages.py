@@ -196,5 +196,6 @@ class SubscriptionSettings(Value, frozen=True, gc=False):
     swept: int = 1024  # rows of `_cursors` looked at in one go, and superfluous ones before that is worth it
     silence: float = 2.0  # seconds without a heartbeat before the next replica is asked; at least four beats' time
     again: float = 0.5  # likewise after a connection was lost; doubles while no replica answers, up to the silence
+    back: float = 30.0  # seconds after which a subscriber that a replica feeds asks the preferred edge again
     settle: float = 3.0  # seconds for which a stream that a replica does not know may be new rather than none
     save: float = 0.2  # seconds between savings of a cursor

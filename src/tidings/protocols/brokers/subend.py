@@ -23,6 +23,8 @@ from tidings.protocols.brokers.broker_messages import Acknowledge, Brokered, Bro
 from tidings.protocols.kernel import Message, Time
 
 SMOOTH = 0.125  # the weight of a new measurement of the time an answer takes; as TCP's
+REPEATS = 3  # times that an acknowledgement is repeated; ours: after that, who has not heard it says what it expects
+
 SPREAD = 4.0  # deviations above the mean after which an answer is late; as TCP's
 
 
@@ -38,12 +40,15 @@ class Subend:
         self.at = at  # the doubt horizon
         self.knowledge = Knowledge(stream, settings.room)
         self.contradictions = 0
+        self.told = at  # a broker above says that everything below is published
         self.moved: Time = 0.0  # when the doubt horizon last moved, or the next number was last asked for
         self._gaps: dict[tuple[Seq, Seq], Time] = {}  # when each was first seen
         self._asked: list[tuple[Seq, Seq, Time, bool]] = []  # what was asked for, when, and whether once only
         self._mean = self._deviation = 0.0  # of the time an answer takes
         self._doubled = 1.0
         self._acked = at
+        self._repeats = 0  # of the last acknowledgement
+        self._again = False  # it is to be repeated
         self._ack_due: Time = 0.0
 
     def check(self) -> None:
@@ -83,13 +88,19 @@ class Subend:
 
     def expected(self, now: Time, horizon: Seq) -> list[Message]:
         """The publishing site expects everything below ``horizon`` to be acknowledged: ask for what is missing now."""
-        return [nack for gap in self.knowledge.gaps(self.at, max(horizon, self.at)) for nack in self._nack(now, *gap)]
+        if self.at >= horizon:
+            return [Acknowledge(self.stream, self.at)]
+        self.told = max(self.told, horizon)
+        return [nack for gap in self.knowledge.gaps(self.at, horizon) for nack in self._nack(now, *gap)]
 
     def due(self, now: Time) -> list[Message]:
         """Nacks and acknowledgements whose time has come."""
         settings = self.settings
         out: list[Message] = []
-        gaps = self.knowledge.gaps(self.at, max(self.knowledge.end, self.at))
+        end = max(self.knowledge.end, self.told)
+        if not (self.at < end or self._gaps or settings.dct or self.at > self._acked or self._again):
+            return out
+        gaps = self.knowledge.gaps(self.at, max(end, self.at))
         self._gaps = {gap: self._first_seen(gap, now) for gap in gaps}
         for gap, since in self._gaps.items():
             if now - since >= settings.gct:
@@ -97,14 +108,15 @@ class Subend:
         if settings.dct and not gaps and now - self.moved >= settings.dct:
             self.moved = now
             out += self._nack(now, self.at, self.at + settings.chop)
-        if self.at > self._acked and now >= self._ack_due:
-            self._acked, self._ack_due = self.at, now + settings.ack
+        if (self.at > self._acked or self._again) and now >= self._ack_due:
+            self._repeats = self._repeats + 1 if self._again else 0
+            self._acked, self._ack_due, self._again = self.at, now + settings.ack, False
             out.append(Acknowledge(self.stream, self.at))
         return out
 
     def acknowledge_again(self) -> None:
-        """Acknowledgements may have been lost: say once more how far it has come."""
-        self._acked = 0
+        """The last acknowledgement may have been lost: repeat it."""
+        self._again = self._repeats < REPEATS and self.at == self._acked
 
     def _first_seen(self, gap: tuple[Seq, Seq], now: Time) -> Time:
         """When any part of a gap was first seen."""

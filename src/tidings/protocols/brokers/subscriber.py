@@ -181,6 +181,7 @@ class Subscriber:
         self.heard: Time = 0.0
         self.ticked: Time = 0.0  # when the last tick came
         self.moves = 0  # since a replica last answered
+        self.left: Time = 0.0  # when it last left one that was silent or gone
         # Any replica can feed, so the source is no `HeadClient`: subscribers spread over the replicas, and each keeps
         # its own while the chain changes.
         self.turn = holder % len(membership.replicas)
@@ -292,10 +293,11 @@ class Subscriber:
         if source in edges:
             self.turn = edges.index(source)
             return []
-        if not edges:
-            self.turn = self.holder % len(self.membership.replicas)
-        else:
-            self.turn = 0
+        return self._turn_to(now, source, 0 if edges else self.holder % len(self.membership.replicas))
+
+    def _turn_to(self, now: Time, source: NodeId, turn: int) -> list[Effect]:
+        """Leave the source, which feeds."""
+        self.turn = turn
         if not self.opened or source == self._source():
             return []
         return [Send(source, Unfollow(self.wire_id)), *self._move_to(now)]
@@ -353,6 +355,7 @@ class Subscriber:
     def _move(self, now: Time) -> list[Effect]:
         self.turn += 1
         self.moves += 1
+        self.left = now
         return [Report("subscriber_moved"), *self._move_to(now)]
 
     def _forgotten(self, now: Time, reason: str, floor: int) -> list[Effect]:
@@ -459,6 +462,9 @@ class Subscriber:
         elif now - self.heard > self.silence:
             self.head.rotate()
             effects.extend(self._move(now))
+        elif self.edges and now - self.left > self.settings.back and self._source() not in self.edges:
+            self.left = now  # one that was gone may be back
+            effects.extend(self._turn_to(now, self._source(), 0))
         return effects
 
     def _save(self) -> list[Effect]:
