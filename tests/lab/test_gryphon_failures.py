@@ -39,14 +39,23 @@ def ideal(fault: str, seed: int = 0) -> FaultRun:
     at = (repaired if fault == "site" else STALL) + 0.25
     missed = STREAMS if fault == "site" else OVER_B1
     nacks = [Nacked(at, edge, "b2", stream, 62) for edge in HIT[fault] for stream in missed]
-    nacks += [Nacked(at, "b2", "p1", stream, 62) for stream in missed]
+    nacks += [
+        Nacked(at, above, "p1", stream, 62)
+        for above in (("b2", "b3") if fault == "site" else ("b2",))
+        for stream in missed
+    ]
     said = dict.fromkeys(STREAMS, 1.0) if fault == "site" else {}
-    return FaultRun(fault, seed, STALL, repaired, end, OVER_B1, latency, nacks, said, 0)
+    return FaultRun(fault, seed, STALL, repaired, end, OVER_B1, latency, nacks, said, 0, 900, 0)
 
 
 def judged(*runs: FaultRun) -> dict[str, Claim]:
     claims = [judge(runs) for judge in verdicts.JUDGES[runs[0].fault]]
     return {claim.id: claim for claim in claims}
+
+
+def overall(*more: FaultRun) -> dict[str, Claim]:
+    runs = [*map(ideal, failures.REPAIR), *more]
+    return {claim.id: claim for claim in [judge(runs) for judge in verdicts.OVERALL]}
 
 
 def slower(run: FaultRun, edge: str, lo: float, hi: float, seconds: float) -> FaultRun:
@@ -103,6 +112,17 @@ WRONG: list[tuple[str, FaultRun]] = [
 @pytest.mark.parametrize(("ident", "run"), WRONG)
 def test_one_bad_run_among_good_ones_is_found_to_differ(ident: str, run: FaultRun) -> None:
     assert judged(ideal(run.fault), run)[ident].holds is False
+
+
+def test_the_claims_over_all_failures_can_differ() -> None:
+    assert all(claim.holds for claim in overall().values())
+    many = [Nacked(2.9, "b2", "p1", "t1", 62) for _ in range(5)]
+    assert not overall(asking(RELAY, *many))["GR7.nacks"].holds
+    assert not overall(asking(RELAY, without="b2"))["GR7.nacks"].holds
+    assert not overall(slower(RELAY, "s3", 1.0, 2.0, 0.3))["GR7.localised"].holds
+    assert not overall(asking(LINK, Nacked(2.9, "s2", "b2", "t1", 1)))["GR7.localised"].holds
+    assert not overall(replace(SITE, stored_elsewhere=1))["GR7.storage"].holds
+    assert not overall(replace(SITE, stored=0))["GR7.storage"].holds
 
 
 def test_several_nacks_and_a_second_peak_would_be_found() -> None:

@@ -67,6 +67,8 @@ class FaultRun:
     nacks: Sequence[Nacked]
     said_first: Mapping[StreamId, float]  # by p1, back: 1 if AckExpected was the first it said, 0 if knowledge was
     violations: int
+    stored: int = 0  # records that p1 persisted; of a real run not counted
+    stored_elsewhere: int = 0  # and that relays and edges did
 
     def of(self, edge: str, streams: Iterable[StreamId] | None = None) -> tuple[Floats, Floats]:
         """When messages were sent, and how long they took to an edge's subscriber, in the order of sending."""
@@ -128,6 +130,8 @@ def simulate(fault: str, seed: int) -> FaultRun:
         [Nacked(at - BEFORE, by, to, stream, hi - lo) for at, by, to, stream, lo, hi in witness.nacks],
         first_words(witness, repaired),
         violations(witness.spans, witness.came, network.horizons()) + witness.reports["contradiction"],
+        witness.persisted["p1"],
+        witness.persisted.total() - witness.persisted["p1"],
     )
 
 
@@ -223,7 +227,7 @@ FAULTS: dict[str, Callable[[PaperNetwork, float, float, float], None]] = {
 
 # --- rows -----------------------------------------------------------------------------------------------
 
-MOMENTS = ("failed", "repaired", "end", "violations")
+NUMBERS = ("failed", "repaired", "end", "violations", "stored", "stored_elsewhere")
 
 
 def row(kind: str, name: str, stream: str = "", to: str = "", at: Iterable[float] = (), value: Any = ()) -> Row:
@@ -233,12 +237,12 @@ def row(kind: str, name: str, stream: str = "", to: str = "", at: Iterable[float
 
 
 def rows(run: FaultRun) -> list[Row]:
-    """A run in columns: by ``kind`` a moment, a stream that b1 carried, latencies of an edge, nacks of a node."""
+    """A run in columns: by ``kind`` a number, a stream that b1 carried, latencies of an edge, nacks of a node."""
     asked: dict[tuple[str, str, StreamId], list[Nacked]] = defaultdict(list)
     for nack in run.nacks:
         asked[nack.by, nack.to, nack.stream].append(nack)
     return [
-        *[row("moment", name, value=[getattr(run, name)]) for name in MOMENTS],
+        *[row("number", name, value=[getattr(run, name)]) for name in NUMBERS],
         *[row("carried", "b1", stream) for stream in run.carried],
         *[row("first", "p1", stream, value=[what]) for stream, what in run.said_first.items()],
         *[
@@ -265,24 +269,26 @@ def _read(fault: str, seed: int, some: Sequence[Row]) -> FaultRun:
     def of(kind: str) -> list[Row]:
         return [each for each in some if each["kind"] == kind]
 
-    moments = {each["name"]: each["value"][0] for each in of("moment")}
+    numbers = {each["name"]: each["value"][0] for each in of("number")}
     latency: dict[str, dict[StreamId, tuple[Floats, Floats]]] = {}
     for each in of("latency"):
         latency.setdefault(each["name"], {})[each["stream"]] = np.array(each["at"]), np.array(each["value"])
     nacks = [
-        Nacked(at, each["name"], each["to"], each["stream"], int(numbers))
+        Nacked(at, each["name"], each["to"], each["stream"], int(count))
         for each in of("nack")
-        for at, numbers in zip(each["at"], each["value"], strict=True)
+        for at, count in zip(each["at"], each["value"], strict=True)
     ]
     return FaultRun(
         fault,
         seed,
-        moments["failed"],
-        moments["repaired"],
-        moments["end"],
+        numbers["failed"],
+        numbers["repaired"],
+        numbers["end"],
         tuple([each["stream"] for each in of("carried")]),
         latency,
         sorted(nacks, key=lambda nack: nack.at),
         {each["stream"]: each["value"][0] for each in of("first")},
-        int(moments["violations"]),
+        int(numbers["violations"]),
+        int(numbers["stored"]),
+        int(numbers["stored_elsewhere"]),
     )

@@ -31,22 +31,25 @@ from tidings.core.rows import ArrowRows
 from tidings.protocols.brokers.broker_messages import Brokered, BrokerSettings, Nack
 from tidings.protocols.brokers.messages import LATEST, SubscriptionSettings
 from tidings.protocols.brokers.subscriber import Fed, Lost
-from tidings.protocols.kernel import Deliver, Effects, Input, Send, SendAll, Time
+from tidings.protocols.kernel import Deliver, Effects, Input, Persist, Send, SendAll, Time
 from tidings.protocols.messages import Offer
 from tidings.protocols.nodes.edge import EdgeSettings
 from tidings.protocols.nodes.relay import RelaySettings
 from tidings.sim import scenario as plans
 from tidings.sim.brokers import add_cell, add_edge
 from tidings.sim.build import Deployment
+from tidings.sim.network import SimPath
 from tidings.sim.scenario import Scenario
 
 REGION = "g"
+HOMES = "homes"  # where subscribers are: what passes between them and brokers is not lost, as over TCP
 SITE: NodeId = f"{REGION}/p0"  # p1 of the paper
 CELLS = {"IB1": ("b1", "b2"), "IB2": ("b3", "b4")}
 EDGES = {"s1": "IB1", "s2": "IB1", "s3": "IB2", "s4": "IB2", "s5": "IB2"}
 STREAMS = 4
 RATE = 25.0  # messages/s of a stream
 EVENT_BYTES = 100
+LATENCY = 0.001  # seconds, one way
 OPENED = 3.0  # seconds: subscribers come when the site has heard of the edges
 BEGIN = 1.0  # seconds: publishers come first: who subscribes is told how far each stream has come
 
@@ -89,9 +92,14 @@ class LabSubscriber:
     """An application on the client library that wants some streams, and takes everything at once."""
 
     def __init__(
-        self, me: NodeId, seeds: tuple[NodeId, ...], wants: Mapping[StreamId, str], rng: random.Random
+        self,
+        me: NodeId,
+        seeds: tuple[NodeId, ...],
+        wants: Mapping[StreamId, str],
+        rng: random.Random,
+        settings: MachineSettings = STAYING,
     ) -> None:
-        self.machine = ClientMachine(me, me, seeds, STAYING, rng)
+        self.machine = ClientMachine(me, me, seeds, settings, rng)
         self.wants = dict(wants)
         self.opened = False
 
@@ -127,18 +135,22 @@ class Witness:
         self.expected: list[tuple[float, str, StreamId, int]] = []  # AckExpected: when, by whom, of what, up to where
         self.told: list[tuple[float, str, StreamId]] = []  # knowledge that p1 sends: when, to whom, of what
         self.bytes: Counter[tuple[str, str]] = Counter()  # of knowledge, by who sends and who receives
+        self.rows: Counter[tuple[str, str]] = Counter()  # likewise
+        self.persisted: Counter[str] = Counter()  # records, by node
         self.reports: Counter[str] = Counter()
 
     def on_step(self, now: float, node: NodeId, incarnation: int, input: Any, effects: Effects) -> None:
         me = SHOWN.get(node)
         if me is None:
             return
+        self.persisted[me] += sum([type(effect) is Persist for effect in effects])
         for to, message in _sent(effects):
             match message:
                 case Nack(stream, lo, hi):
                     self.nacks.append((now, me, SHOWN.get(to, to), stream, lo, hi))
                 case Brokered():
                     self.bytes[me, SHOWN.get(to, to)] += message.wire_size
+                    self.rows[me, SHOWN.get(to, to)] += message.events
                     if node == SITE:
                         self.told.append((now, SHOWN.get(to, to), message.stream))
                 case Offer(stream, horizon) if to in SHOWN:
@@ -166,13 +178,19 @@ def _sent(effects: Effects) -> Iterator[tuple[NodeId, Any]]:
 
 def numbered(rows: Any) -> Iterator[tuple[int, float]]:
     """The numbers of rows, and when each was published."""
+    if not rows.count:
+        return
     assert isinstance(rows, ArrowRows)
     for number in rows.numbers.tolist():
         yield number, next(origin.at for origin in rows.origins if origin.lo <= number < origin.hi)
 
 
 class PaperNetwork:
-    """The paper's network in a world. ``wants`` are the filters of each edge's subscriber; default: everything."""
+    """The paper's network in a world.
+
+    ``wants`` are the filters of each edge's subscriber (default: everything). ``loss`` is the share that is lost of the
+    messages among p1, relays and edges, and of those of publishers.
+    """
 
     def __init__(
         self,
@@ -182,8 +200,9 @@ class PaperNetwork:
         settings: BrokerSettings | None = None,
         wants: Callable[[str, StreamId], str] = lambda edge, stream: "",
         stop: float | None = None,
-        rate: float = RATE,
         keys: int = 0,
+        staying: bool = True,
+        loss: float = 0.0,
     ) -> None:
         self.end = end
         brokers = settings or BrokerSettings()
@@ -192,7 +211,7 @@ class PaperNetwork:
         until = end - 3.0 if stop is None else stop
         writers = tuple(
             plans.PublisherTable(
-                name=f"pub-{name}", region=REGION, stream=name, rate=rate, start=BEGIN, stop=until, keys=keys
+                name=f"pub-{name}", region=REGION, stream=name, rate=RATE, start=BEGIN, stop=until, keys=keys
             )
             for name in self.streams
         )
@@ -204,6 +223,8 @@ class PaperNetwork:
         )
         self.deployment = Deployment(plan, seed, check=False, trace=False)
         self.world = self.deployment.world
+        self.world.connect(REGION, REGION, SimPath(latency=LATENCY, loss=loss))
+        self.world.connect(REGION, HOMES, SimPath(latency=LATENCY))
         self.world.observers.clear()  # the recorder keeps far more than is asked here
         edges = [NODE[edge] for edge in EDGES]
         for cell, relays in CELLS.items():
@@ -219,9 +240,9 @@ class PaperNetwork:
             def subscriber(
                 durable: Any, incarnation: int, rng: random.Random, me: NodeId = client, mine: Any = mine
             ) -> LabSubscriber:
-                return LabSubscriber(me, (SITE,), mine, rng)
+                return LabSubscriber(me, (SITE,), mine, rng, STAYING if staying else MachineSettings())
 
-            self.world.at(OPENED, partial(self.deployment.add, client, REGION, subscriber))
+            self.world.at(OPENED, partial(self.deployment.add, client, HOMES, subscriber))
         self.witness = Witness({node: edge for edge, node in self.subscribers.items()})
         self.world.observers.append(self.witness)
 
