@@ -165,7 +165,7 @@ class Broker:
         self.downstream: dict[NodeId, Downstream] = {}
         self.indexes: dict[StreamId, FilterIndex] = {}
         self.acknowledged: dict[StreamId, int] = {}
-        self.offered: dict[StreamId, int] = {}  # horizons that upstream brokers have told
+        self.offered: dict[StreamId, int] = {}  # how far upstream brokers have shown that a stream has come
         self.version = 0
         self.included: dict[int, dict[NodeId, tuple[int, int]]] = {}  # per own version: (life, version) of those below
         self._interests: tuple[Interest, ...] = ()
@@ -194,7 +194,7 @@ class Broker:
             case Received(src, Offer(stream, horizon)) if src in self.upstream:
                 self.source[stream] = src
                 self.offered[stream] = max(horizon, self.offered.get(stream, FIRST))
-                return self.expect(stream, horizon)
+                return self.expect(now, stream, horizon)
             case Expired(BrokerTick()):
                 return [*self._tick(now), SetTimer(self.settings.tick, BrokerTick())]
         return NOTHING
@@ -240,15 +240,15 @@ class Broker:
     def _hear(self, now: Time, src: NodeId, status: Status) -> Effects:
         out: list[Effect] = [Send(src, StatusHeard(self.connected(now)))]
         changed = self._wants(status.wanted)
-        if changed:  # somebody below it may be back, from an older number than was acknowledged meanwhile
-            known = [(stream, self.horizon(stream)) for stream, _, _ in status.wanted.interests]
-            out += [Send(src, Offer(stream, horizon)) for stream, horizon in known if horizon is not None]
         down = self.downstream[src]
-        changed |= frozenset(status.reaches) != down.reaches or not self._alive(now, down.heard)
+        news = changed or frozenset(status.reaches) != down.reaches or not self._alive(now, down.heard)
         down.heard = now
         down.reaches = frozenset(status.reaches)
         down.edges = status.edges
-        return [*out, *self._status(now)] if changed else out
+        if changed:  # somebody below it may be back, from an older number than was acknowledged meanwhile
+            known = [(stream, self.horizon(stream)) for stream in down.outputs]
+            out += [each for at in known if at[1] is not None for each in self._offer(now, down, at[0], at[1])]
+        return [*out, *self._status(now)] if news else out
 
     def _hear_peer(self, now: Time, src: NodeId, below: Sequence[Wanted]) -> Effects:
         changed = False
@@ -349,8 +349,7 @@ class Broker:
 
     def horizon(self, stream: StreamId) -> int | None:
         """The first number that may not have been published, as far as this broker knows."""
-        known = self.inputs.get(stream)
-        return max(self.offered.get(stream, 0), known.end if known is not None else 0) or None
+        return self.offered.get(stream)
 
     def _brokered(self, now: Time, src: NodeId, told: Brokered) -> Effects:
         if told.to:  # a peer cannot reach that node; what it sent goes on as it is, and never sideways again
@@ -374,6 +373,7 @@ class Broker:
             if span.lens.version >= version:
                 asked.answered(span.lo, span.hi)
         known.trim()
+        self.offered[told.stream] = max(self.offered.get(told.stream, FIRST), *[span.hi for span in told.spans])
         return self.forward(now, told.stream, mine, () if told.again else fresh)
 
     def forward(self, now: Time, stream: StreamId, came: Sequence[Span], fresh: Sequence[Span]) -> list[Effect]:
@@ -548,14 +548,18 @@ class Broker:
         source = self.source.get(stream)
         return [Send(node, Acknowledge(stream, below)) for node in ((source,) if source is not None else self.upstream)]
 
-    def expect(self, stream: StreamId, horizon: int) -> list[Effect]:
+    def expect(self, now: Time, stream: StreamId, horizon: int) -> list[Effect]:
         """Everything below ``horizon`` should be acknowledged: tell those below who have not done so (A2.33)."""
         out: list[Effect] = []
         for down in self.downstream.values():
-            output = down.outputs.get(stream)
-            if output is not None and output.curiosity.acked < horizon:
-                out.append(Send(down.node, Offer(stream, horizon)))
+            if stream in down.outputs and down.outputs[stream].curiosity.acked < horizon:
+                out += self._offer(now, down, stream, horizon)
         return out
+
+    def _offer(self, now: Time, down: Downstream, stream: StreamId, horizon: int) -> list[Effect]:
+        """Before that it is told what it was not told yet, so that it need not ask for it."""
+        unsaid = self._told(now, down, stream, ()) if down.outputs[stream].unsaid else []
+        return [*unsaid, Send(down.node, Offer(stream, horizon))]
 
     # --- upkeep -------------------------------------------------------------------------------------------
 
@@ -568,8 +572,8 @@ class Broker:
             out.append(Report("broker_given_up"))
         if gone or now - self._said >= settings.status:
             out += self._status(now)
-            for stream, below in self.acknowledged.items():  # some were lost, and others may have gone to another one
-                out += [Send(node, Acknowledge(stream, below)) for node in self.upstream]
+            for stream in self.acknowledged:  # some were lost, and others may have gone to another one
+                out += [Send(node, Acknowledge(stream, self.acked(stream))) for node in self.upstream]
         for _, curiosity in self.asked.values():
             curiosity.expire(now)
         for down in self.downstream.values():

@@ -5,7 +5,8 @@ Everything below it has been handed over. It asks again
 
 * for a gap that is older than GCT, because a message that was only overtaken comes earlier,
 * every NRT until it is answered: estimated from how long answers take, doubled while there are none,
-* at once for everything below a number that the publishing site expects to be acknowledged (AckExpected),
+* for everything below a number that the publishing site expects to be acknowledged (AckExpected); not at once as in
+  the paper, but after GCT, because brokers also say so when an edge registers, and then of what is on its way,
 * for what comes next when nothing has come for DCT, if that is set.
 
 Guarantee: what it hands over is every number once, in order, through the interests of its own life and of at least the
@@ -36,6 +37,7 @@ class Subend:
         self.version = version  # what is asked for is to be filtered by at least these
         self.settings = settings
         self.at = at  # the doubt horizon
+        self.horizon = at  # at least so far the stream has come
         self.knowledge = Knowledge(stream, settings.room)
         self.contradictions = 0
         self.moved: Time = 0.0  # when the doubt horizon last moved, or the next number was last asked for
@@ -81,15 +83,15 @@ class Subend:
             self.knowledge.drop_last()
         return out
 
-    def expected(self, now: Time, horizon: Seq) -> list[Message]:
-        """The publishing site expects everything below ``horizon`` to be acknowledged: ask for what is missing now."""
-        return [nack for gap in self.knowledge.gaps(self.at, max(horizon, self.at)) for nack in self._nack(now, *gap)]
+    def expected(self, horizon: Seq) -> None:
+        """The publishing site expects everything below ``horizon`` to be acknowledged."""
+        self.horizon = max(self.horizon, horizon)
 
     def due(self, now: Time) -> list[Message]:
         """Nacks and acknowledgements whose time has come."""
         settings = self.settings
         out: list[Message] = []
-        gaps = self.knowledge.gaps(self.at, max(self.knowledge.end, self.at))
+        gaps = self.knowledge.gaps(self.at, max(self.knowledge.end, self.horizon, self.at))
         self._gaps = {gap: self._first_seen(gap, now) for gap in gaps}
         for gap, since in self._gaps.items():
             if now - since >= settings.gct:

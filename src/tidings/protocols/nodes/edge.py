@@ -185,7 +185,8 @@ class Edge:
         self.source[stream] = src
         if stream not in self.subends:
             return self._begin(now, stream, horizon)
-        return self._up(stream, self.subends[stream].expected(now, horizon))
+        self.subends[stream].expected(horizon)
+        return []
 
     def _begin(self, now: Time, stream: StreamId, at: int) -> list[Effect]:
         """It is known how far a stream has come: subscriptions to it begin."""
