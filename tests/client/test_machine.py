@@ -27,11 +27,12 @@ from tidings.client.machine import ClientMachine, MachineSettings
 from tidings.core.rows import CountedRows, data_rows
 from tidings.core.span import Span
 from tidings.protocols.brokers.messages import Feed, Follow, Unfollow
-from tidings.protocols.brokers.subscriber import Edges, Fed, Lost, Subscriber
+from tidings.protocols.brokers.subscriber import Fed, Lost
 from tidings.protocols.kernel import Deliver, Effects, Expired, Received, Send
 from tidings.protocols.messages import Know, Offer
 from tidings.protocols.replication.chain_config import ChainConfig
 from tidings.protocols.services.catalog import Because, Define, Describe, Description, StreamDef, StreamState, Why
+from tidings.protocols.services.cursors import OpenCursor
 from tidings.protocols.services.publishing import NotHead, OpenSession, Publish, PublishTick, Rejected, SessionOpened
 
 NEAR = ChainConfig("r0", 1, ("r0/a@h:1", "r0/b@h:2", "r0/c@h:3"))
@@ -225,7 +226,8 @@ def test_a_clients_order_of_the_edges_is_its_own_and_keeps_when_one_comes_or_goe
         assert not view.learn_edges(listing(1, EDGES[::-1])), "the same ones"
         firsts[view.edges[0]] += 1
         before = view.edges
-        view.learn_edges(listing(1, EDGES[1:]))
+        for _ in range(2):
+            view.learn_edges(listing(1, EDGES[1:]))
         assert view.edges == tuple(each for each in before if each != EDGES[0])
     assert min(firsts[edge] for edge in EDGES) > 150, "a fifth each"
 
@@ -236,27 +238,47 @@ def test_edges_of_other_regions_are_not_for_this_client() -> None:
     assert client.view.edges == ()
 
 
-def test_open_ended_subscriptions_are_told_of_edges_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    told_of: list[tuple[int, tuple[str, ...]]] = []
-    handle = Subscriber.handle
+def follows(effects: Effects) -> list[tuple[str, int]]:
+    """Who is asked to feed which subscription."""
+    return [(to, message.id) for to, message in sent(effects) if isinstance(message, Follow)]
 
-    def watched(self: Subscriber, now: float, input: Any) -> Effects:
-        if isinstance(input, Edges):
-            told_of.append((self.id, input.nodes))
-        return handle(self, now, input)
 
-    monkeypatch.setattr(Subscriber, "handle", watched)
+def test_open_ended_subscriptions_are_fed_by_the_preferred_edge_and_no_others() -> None:
     client = found()
-    client.handle(1.0, Open(1, "s", 1, "", None, 3))
+    plain, read, receipts = Open(1, "s", 1, "", None, 3), Open(3, "s", 1, "", None, 0, 9, 9), "_receipts/r0"
+    ((replica, _),) = follows(client.handle(1.0, plain))
     client.handle(1.0, Open(2, "s", 1, "", "desk-7", 3))
-    client.handle(1.0, Open(3, "s", 1, "", None, 0, 9, 9))
-    client.handle(1.0, Open(4, "_receipts/r0", 1, "", None, 3))
-    assert told_of == []
-    client.handle(2.0, Received(NEAR.tail, listing(1 << 62, EDGES)))
-    assert [(id, set(nodes)) for id, nodes in told_of] == [(1, set(EDGES)), (2, set(EDGES))]
-    client.handle(3.0, Received(NEAR.tail, listing(1 << 62, EDGES)))
-    assert len(told_of) == 2, "nothing new"
-    client.handle(4.0, Open(5, "t", 1, "loc = 'NY'", None, 3))
-    client.handle(4.0, Open(6, "t", 1, "", "desk-7", 3))
-    client.handle(4.0, Open(7, "t", 1, "", None, 0, 9, 9))
-    assert told_of[2:] == [(5, client.view.edges), (6, client.view.edges)]
+    client.handle(1.0, read)
+    client.handle(1.0, Open(4, receipts, 1, "", None, 3))
+    effects = client.handle(2.0, Received(NEAR.tail, listing(1 << 62, EDGES)))
+    first = client.view.edges[0]
+    assert follows(effects) == [(first, 1)] and (replica, Unfollow(1)) in sent(effects)
+    assert not follows(client.handle(3.0, Received(NEAR.tail, listing(1 << 62, EDGES)))), "nothing new"
+    assert follows(client.handle(4.0, Open(5, "t", 1, "loc = 'NY'", None, 3))) == [(first, 5)]
+    ((head, opening),) = sent(client.handle(4.0, Open(6, "t", 1, "", "desk-7", 3)))
+    assert head in NEAR.replicas and isinstance(opening, OpenCursor), "its cursor is not at an edge"
+    for each in (msgspec.structs.replace(read, id=7), Open(8, receipts, 1, "", None, 3)):
+        ((source, _),) = follows(client.handle(4.0, each))
+        assert source in NEAR.replicas
+    assert [id for id, each in client.subscribers.items() if each.edges] == [1, 2, 5, 6]
+
+
+def test_an_edge_that_one_description_lacks_is_still_there() -> None:
+    client = found()
+    client.handle(1.0, Received(NEAR.tail, listing(1 << 62, EDGES)))
+    ((edge, _),) = follows(client.handle(2.0, Open(1, "s", 1, "", None, 3)))
+    client.handle(2.0, Received(NEAR.head, listing(1 << 62, ())))
+    assert set(client.view.edges) == set(EDGES), "a replica that has just started knows none"
+    effects = client.handle(3.0, Received(NEAR.head, listing(1 << 62, ())))
+    assert client.view.edges == () and (edge, Unfollow(1)) in sent(effects)
+    ((replica, _),) = follows(effects)
+    assert replica in NEAR.replicas
+
+
+def test_a_subscription_whose_edge_is_gone_asks_the_next_edge_and_after_them_a_replica() -> None:
+    client = found()
+    client.handle(1.0, Received(NEAR.tail, listing(1 << 62, EDGES[:2])))
+    ((first, _),) = follows(client.handle(2.0, Open(1, "s", 1, "", None, 3)))
+    ((second, _),) = follows(client.handle(3.0, Lost(first)))
+    ((third, _),) = follows(client.handle(4.0, Lost(second)))
+    assert (first, second) == client.view.edges and third in NEAR.replicas

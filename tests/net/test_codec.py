@@ -23,6 +23,7 @@ from tidings.core.rows import NO_ROWS, ArrowRows, CountedRows, Origin, Rows, bef
 from tidings.core.span import Span
 from tidings.net.codec import ENTRIES, JOURNAL, WIRE, Codec, below, form_of, tag_of
 from tidings.net.frames import NO_BODY, FrameError, FrameReader
+from tidings.protocols.brokers.broker_messages import Brokered
 from tidings.protocols.brokers.messages import Feed
 from tidings.protocols.fabrics.family import FabricChoice, choose
 from tidings.protocols.kernel import Command, Message, Timer
@@ -149,6 +150,10 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def values(kind: type) -> st.SearchStrategy[Any]:
+    if kind is Brokered:
+        return names.flatmap(
+            lambda stream: st.builds(Brokered, st.just(stream), knowledge(stream), st.booleans(), said)
+        )
     if kind is Know:
         return names.flatmap(lambda stream: st.builds(Know, st.just(stream), knowledge(stream), numbers))
     if kind is Feed:

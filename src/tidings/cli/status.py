@@ -81,7 +81,7 @@ def _brokers(brokers: list[dict[str, Any]], fact: str) -> list[list[Any]]:
             each["id"],
             "" if each[fact] is None else each[fact],
             each["upstream"] or "",
-            "yes" if each["alive"] else "NO",
+            "NO" if not each["alive"] else "cut off" if each["connected"] is False else "yes",
             str(each["pid"] or ""),
             each["address"],
         ]

@@ -23,6 +23,7 @@ class ClusterView:
         self.streams: dict[StreamName, StreamDef] = {}  # what each name means now
         self.receipts = False  # the cluster asks its subscribers for receipts
         self.edges: tuple[NodeId, ...] = ()  # of its own region, the preferred one first
+        self._listed: tuple[NodeId, ...] = ()  # those that were told of last
 
     def learn(self, membership: ChainConfig) -> bool:
         """The newest configuration of a region counts; returns whether this one is newer."""
@@ -33,13 +34,14 @@ class ClusterView:
         return True
 
     def learn_edges(self, told: Description) -> bool:
-        """Learn which edges the own region has; returns whether these are others than before.
+        """Learn which edges the own region has, by its last two descriptions; returns whether they are others now.
 
         Each client prefers another one, and none of them moves when an edge comes or goes that it does not prefer.
         """
         if told.region != self.home:
             return False
-        before, self.edges = self.edges, tuple(sorted(told.edges, key=self._rank))
+        there, self._listed = {*told.edges, *self._listed}, told.edges  # a replica that has just started lacks some
+        before, self.edges = self.edges, tuple(sorted(there, key=self._rank))
         return self.edges != before
 
     def _rank(self, edge: NodeId) -> bytes:

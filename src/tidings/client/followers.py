@@ -154,8 +154,9 @@ class Followers:
         subscriber = Subscriber(*args, view.memberships[view.home], self._settings, *bounds)
         subscriber.turn = view.offset + open.id if open.replica is None else open.replica
         self.subscribers[open.id] = subscriber
-        edges = subscriber.handle(now, Edges(view.edges)) if view.edges and _may_use_edges(open) else NOTHING
-        return _ticking(open.id, [*edges, *subscriber.start(now)])
+        if view.edges and _may_use_edges(open):
+            subscriber.edges, subscriber.turn = view.edges, 0
+        return _ticking(open.id, subscriber.start(now))
 
 
 def _may_use_edges(open: Open) -> bool:

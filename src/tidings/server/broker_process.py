@@ -1,8 +1,8 @@
 """The process of a relay or an edge: a machine without a disk, and the task that tells it of the region's chain.
 
-The cluster file says which brokers are above and beside it. The replicas among them have other names from time to time
-(another incarnation, a replica that was added), and no broker above tells of that. So the process asks the region's
-configuration service for the chain, and while that is silent a replica, and tells the machine what is new (`Learn`).
+The cluster file says which brokers are above and beside it. Replicas have other names from time to time (another
+incarnation, a replica that was added). So the process of an edge, and of a relay directly below the replicas, asks the
+region's configuration service for the chain, and while that is silent a replica, and tells the machine what is new.
 
 Everything that the machine knows is soft. Each start is another *life* with a larger number: what was said to an
 earlier one is not taken for its own.
@@ -76,6 +76,7 @@ class BrokerProcess(NodeProcess):
     """One relay or edge."""
 
     chain: ChainConfig  # the newest one that the machine knows
+    host_type: type[Host] = Host
 
     @property
     def place(self) -> BrokerPlace:
@@ -92,7 +93,7 @@ class BrokerProcess(NodeProcess):
         place = self.place
         self.chain = await self._first_chain(rpc)
         recipe = self._recipe(place)
-        host = Host(
+        host = self.host_type(
             place.node,
             recipe.make(),
             ADDRESSES,
@@ -110,7 +111,8 @@ class BrokerProcess(NodeProcess):
         return BrokerHttp(host, self.place)
 
     def beside(self, rpc: RpcClient, host: Host) -> list[Coroutine[Any, Any, None]]:
-        return [self._follow_chain(rpc, host)]
+        concerned = self.place.kind == "edge" or not self.place.upstream
+        return [self._follow_chain(rpc, host)] if concerned else []
 
     async def close(self, host: Host) -> None:
         log.info("stopped")

@@ -198,7 +198,8 @@ class ClusterConfig(Table, frozen=True, kw_only=True):
 
     def replica_settings(self) -> ReplicaSettings:
         """The settings of every replica."""
-        return self.protocol.replica(self.fabric, durable=self.durable)
+        made = self.protocol.replica(self.fabric, durable=self.durable)
+        return structs.replace(made, broker=self.brokers.settings())
 
     @property
     def durable(self) -> bool:

@@ -25,6 +25,7 @@ from tidings.core.ids import NodeId, RegionId
 from tidings.net.host import Host, HostSettings
 from tidings.net.names import ADDRESSES, parse_address
 from tidings.net.shape import Wan
+from tidings.protocols.brokers.subscriber import Lost
 from tidings.protocols.nodes.replica import Replica, ReplicaSettings
 from tidings.protocols.regions.interregion import Advertise
 from tidings.protocols.replication.chain_config import ChainConfig
@@ -141,6 +142,7 @@ class ReplicaProcess(NodeProcess):
                 journal=self.journal(node, recipe),
                 wan=self.wan,
                 settings=HostSettings(poll=self.config.cluster.poll),
+                on_lost=Lost,
             )
             await host.listen(*parse_address(self.address))
         except BaseException:

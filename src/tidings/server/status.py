@@ -139,13 +139,15 @@ def _broker(place: BrokerPlace, pids: Mapping[str, int], brokers: Mapping[str, M
     """A relay or an edge; what only it knows itself is None if it is on another host."""
     told = brokers.get(place.slot)
     below = "replicas" if place.below == "" else place.below
-    more = {"cell": place.cell} if place.kind == "relay" else {"subscriptions": (told or {}).get("subscriptions")}
+    known = told or {}
+    more = {"cell": place.cell} if place.kind == "relay" else {"subscriptions": known.get("subscriptions")}
     return {
         "id": place.slot,
         "upstream": below,
         "pid": pids.get(place.slot),
         "address": place.address,
         "alive": told is not None,
+        "connected": known.get("connected"),
         **more,
     }
 

@@ -58,7 +58,8 @@ class BrokerClaims:
             if type(message) is Status:
                 wanted = message.wanted
                 key = wanted.node, wanted.life, wanted.version
-                self.wanted.setdefault(key, {stream: frozenset(texts) for stream, _, texts in wanted.interests})
+                interests = wanted.interests or ()  # who knows them is not told again
+                self.wanted.setdefault(key, {stream: frozenset(texts) for stream, _, texts in interests})
             elif type(message) is Brokered and not _passed_on(input):
                 for span in message.spans:
                     self._claim(time, node, incarnation, message.to or effect.to, span)
@@ -157,6 +158,8 @@ class BrokerQuestions:
         """The first thing that a broker hears of a replica is how far the streams have come (A2.35)."""
         if (node, incarnation, src) in self._heard:
             return
+        if src not in replica.broker.downstream:
+            return  # it has to tell all first
         self._heard.add((node, incarnation, src))
         streams = [each for each in replica.broker.downstream[src].outputs if replica.broker.horizon(each) is not None]
         told = [each.message.stream for each in effects if type(each) is Send and type(each.message) is Offer]

@@ -162,6 +162,7 @@ class Broker:
         self.asked: dict[StreamId, tuple[int, Curiosity]] = {}  # of each input: the version that was asked for
         self.source: dict[StreamId, NodeId] = {}  # which upstream broker last sent something of a stream (A2.28)
         self.above: dict[NodeId, Time] = {}  # upstream brokers, and when they last said that they are connected
+        self.confirmed: dict[NodeId, int] = {}  # upstream brokers, and which version of the interests they know
         self.downstream: dict[NodeId, Downstream] = {}
         self.indexes: dict[StreamId, FilterIndex] = {}
         self.acknowledged: dict[StreamId, int] = {}
@@ -180,9 +181,8 @@ class Broker:
         match input:
             case Received(src, Status() as status):
                 return self._hear(now, src, status)
-            case Received(src, StatusHeard(connected)) if src in self.upstream:
-                if connected:
-                    self.above[src] = now
+            case Received(src, StatusHeard(connected, version)) if src in self.upstream:
+                return self._confirmed(now, src, connected, version)
             case Received(src, PeerStatus(below)) if src in self.peers:
                 return self._hear_peer(now, src, below)
             case Received(src, Brokered() as told):
@@ -194,7 +194,7 @@ class Broker:
             case Received(src, Offer(stream, horizon)) if src in self.upstream:
                 self.source[stream] = src
                 self.offered[stream] = max(horizon, self.offered.get(stream, FIRST))
-                return self.expect(now, stream, horizon)
+                return self.expect(stream, horizon)
             case Expired(BrokerTick()):
                 return [*self._tick(now), SetTimer(self.settings.tick, BrokerTick())]
         return NOTHING
@@ -223,6 +223,13 @@ class Broker:
         """Whether it hears from brokers up to a replica."""
         return not self.upstream or any([self._alive(now, said) for said in self.above.values()])
 
+    def _confirmed(self, now: Time, src: NodeId, connected: bool, version: int) -> Effects:
+        """A broker above has heard the status; one that does not know the interests is told them."""
+        if connected:
+            self.above[src] = now
+        self.confirmed[src] = version
+        return [Send(src, self._up(now, src))] if version == 0 else NOTHING
+
     def lost(self, now: Time, node: NodeId) -> Effects:
         """The connection to a broker has ended: nothing is sent that way until it is heard again."""
         self.source = {stream: src for stream, src in self.source.items() if src != node}
@@ -238,17 +245,24 @@ class Broker:
         return now - heard < self.settings.patience
 
     def _hear(self, now: Time, src: NodeId, status: Status) -> Effects:
-        out: list[Effect] = [Send(src, StatusHeard(self.connected(now)))]
-        changed = self._wants(status.wanted)
+        wanted = status.wanted
+        before = self.downstream.get(src)
+        known = before is not None and (wanted.life, wanted.version) == (before.wanted.life, before.wanted.version)
+        if wanted.interests is None and not known:
+            return [Send(src, StatusHeard(self.connected(now), 0))]  # it has to tell all
+        streams = set(before.filters) if before is not None and before.wanted.life == wanted.life else set()
+        changed = wanted.interests is not None and self._wants(wanted)
         down = self.downstream[src]
-        news = changed or frozenset(status.reaches) != down.reaches or not self._alive(now, down.heard)
+        out: list[Effect] = [Send(src, StatusHeard(self.connected(now), down.wanted.version))]
+        for stream in down.filters:  # somebody below it may be back, from an older number than was acknowledged
+            horizon = None if stream in streams else self.horizon(stream)
+            if horizon is not None:
+                out.append(Send(src, Offer(stream, horizon)))
+        changed |= frozenset(status.reaches) != down.reaches or not self._alive(now, down.heard)
         down.heard = now
         down.reaches = frozenset(status.reaches)
         down.edges = status.edges
-        if changed:  # somebody below it may be back, from an older number than was acknowledged meanwhile
-            known = [(stream, self.horizon(stream)) for stream in down.outputs]
-            out += [each for at in known if at[1] is not None for each in self._offer(now, down, at[0], at[1])]
-        return [*out, *self._status(now)] if news else out
+        return [*out, *self._status(now)] if changed else out
 
     def _hear_peer(self, now: Time, src: NodeId, below: Sequence[Wanted]) -> Effects:
         changed = False
@@ -271,7 +285,7 @@ class Broker:
         elif wanted.life != down.wanted.life:
             down.outputs.clear()
         down.wanted = wanted
-        self._replace_filters(down, wanted.interests)
+        self._replace_filters(down, wanted.interests or ())
         return True
 
     def _replace_filters(self, down: Downstream, interests: Iterable[Interest]) -> None:
@@ -332,11 +346,16 @@ class Broker:
         for numbers in (self.acknowledged, self.offered):
             for stream in [stream for stream in numbers if stream not in wanted]:
                 del numbers[stream]
-        mine = Wanted(self.me, self.cell, self.life, self.version, interests)
-        up = Status(mine, tuple(sorted(self.reaches(now))), self.edges(now))
         heard = [down.wanted for down in self.downstream.values() if self._alive(now, down.heard)]
         beside = PeerStatus(tuple(heard))
-        return [*[Send(node, up) for node in self.upstream], *[Send(node, beside) for node in self.peers]]
+        up = [Send(node, self._up(now, node)) for node in self.upstream]
+        return [*up, *[Send(node, beside) for node in self.peers]]
+
+    def _up(self, now: Time, node: NodeId) -> Status:
+        """The status for a broker above; what it wants is told only to who does not know it."""
+        known = self.confirmed.get(node) == self.version
+        wanted = Wanted(self.me, self.cell, self.life, self.version, None if known else self._interests)
+        return Status(wanted, tuple(sorted(self.reaches(now))), self.edges(now))
 
     # --- knowledge, downwards -----------------------------------------------------------------------------
 
@@ -548,18 +567,14 @@ class Broker:
         source = self.source.get(stream)
         return [Send(node, Acknowledge(stream, below)) for node in ((source,) if source is not None else self.upstream)]
 
-    def expect(self, now: Time, stream: StreamId, horizon: int) -> list[Effect]:
+    def expect(self, stream: StreamId, horizon: int) -> list[Effect]:
         """Everything below ``horizon`` should be acknowledged: tell those below who have not done so (A2.33)."""
         out: list[Effect] = []
         for down in self.downstream.values():
-            if stream in down.outputs and down.outputs[stream].curiosity.acked < horizon:
-                out += self._offer(now, down, stream, horizon)
+            output = down.outputs.get(stream)
+            if output is not None and output.curiosity.acked < horizon:
+                out.append(Send(down.node, Offer(stream, horizon)))
         return out
-
-    def _offer(self, now: Time, down: Downstream, stream: StreamId, horizon: int) -> list[Effect]:
-        """Before that it is told what it was not told yet, so that it need not ask for it."""
-        unsaid = self._told(now, down, stream, ()) if down.outputs[stream].unsaid else []
-        return [*unsaid, Send(down.node, Offer(stream, horizon))]
 
     # --- upkeep -------------------------------------------------------------------------------------------
 

@@ -20,17 +20,22 @@ Interest: TypeAlias = tuple[StreamId, str, tuple[str, ...]]
 
 
 class Wanted(Value, frozen=True, gc=False):
-    """What a broker wants, at a version that grows with each change; the versions of another life mean nothing."""
+    """What a broker wants, at a version that grows with each change; the versions of another life mean nothing.
+
+    Without ``interests`` it is what the receiver knows of this version.
+    """
 
     node: NodeId
     cell: CellId
     life: int
     version: int
-    interests: tuple[Interest, ...]
+    interests: tuple[Interest, ...] | None
 
     @property
     def wire_size(self) -> int:
         """Bytes, about."""
+        if self.interests is None:
+            return 48
         texts = [text for _, attrs, texts in self.interests for text in (attrs, *texts)]
         return 48 + 16 * len(self.interests) + sum([8 + len(text) for text in texts])
 
@@ -52,9 +57,13 @@ class Status(Message, frozen=True, gc=False):
 
 
 class StatusHeard(Message, frozen=True, gc=False):
-    """The answer to `Status`: the sender is alive. ``connected``: and hears from brokers up to a replica."""
+    """The answer to `Status`: the sender is alive. ``connected``: and hears from brokers up to a replica.
+
+    ``version``: of what the receiver wants, that the sender knows; 0: none.
+    """
 
     connected: bool
+    version: int
 
 
 class PeerStatus(Message, frozen=True, gc=False):

@@ -72,6 +72,10 @@ class Interests:
             self.news = True
             self.version += 1
 
+    def brief(self) -> Wanted:
+        """The same for who knows this version."""
+        return Wanted(self.me, self.me, self.life, self.version, None)
+
     def told(self) -> Wanted:
         """What the brokers above are told."""
         self.news = False

@@ -50,6 +50,12 @@ class Follow(Message, frozen=True, gc=False):
         return LATEST <= self.lo <= NEVER
 
 
+class FollowAbove(Follow, frozen=True, gc=False):
+    """`Follow`, from behind everything that has this tick or a smaller one."""
+
+    above: int = 0
+
+
 class Feed(Message, frozen=True, gc=False):
     """Spans that continue what was sent before, and the sender's horizon.
 
@@ -154,6 +160,14 @@ class AllConsumed(Message, frozen=True, gc=False):
         return 16 + 12 * len(self.horizons)
 
 
+class Uncovered(Message, frozen=True, gc=False):
+    """The subscriber waits for coverage: tell it how far that reaches now, not with the next beat only."""
+
+    from_clients: ClassVar[bool] = True
+
+    id: int
+
+
 class Unfollow(Message, frozen=True, gc=False):
     """Stop feeding this subscription."""
 
@@ -196,5 +210,6 @@ class SubscriptionSettings(Value, frozen=True, gc=False):
     swept: int = 1024  # rows of `_cursors` looked at in one go, and superfluous ones before that is worth it
     silence: float = 2.0  # seconds without a heartbeat before the next replica is asked; at least four beats' time
     again: float = 0.5  # likewise after a connection was lost; doubles while no replica answers, up to the silence
+    back: float = 30.0  # seconds after which a subscriber that a replica feeds asks the preferred edge again
     settle: float = 3.0  # seconds for which a stream that a replica does not know may be new rather than none
     save: float = 0.2  # seconds between savings of a cursor

@@ -5,8 +5,7 @@ Everything below it has been handed over. It asks again
 
 * for a gap that is older than GCT, because a message that was only overtaken comes earlier,
 * every NRT until it is answered: estimated from how long answers take, doubled while there are none,
-* for everything below a number that the publishing site expects to be acknowledged (AckExpected); not at once as in
-  the paper, but after GCT, because brokers also say so when an edge registers, and then of what is on its way,
+* at once for everything below a number that the publishing site expects to be acknowledged (AckExpected),
 * for what comes next when nothing has come for DCT, if that is set.
 
 Guarantee: what it hands over is every number once, in order, through the interests of its own life and of at least the
@@ -24,6 +23,8 @@ from tidings.protocols.brokers.broker_messages import Acknowledge, Brokered, Bro
 from tidings.protocols.kernel import Message, Time
 
 SMOOTH = 0.125  # the weight of a new measurement of the time an answer takes; as TCP's
+REPEATS = 3  # times that an acknowledgement is repeated; ours: after that, who has not heard it says what it expects
+
 SPREAD = 4.0  # deviations above the mean after which an answer is late; as TCP's
 
 
@@ -37,15 +38,17 @@ class Subend:
         self.version = version  # what is asked for is to be filtered by at least these
         self.settings = settings
         self.at = at  # the doubt horizon
-        self.horizon = at  # at least so far the stream has come
         self.knowledge = Knowledge(stream, settings.room)
         self.contradictions = 0
+        self.told = at  # a broker above says that everything below is published
         self.moved: Time = 0.0  # when the doubt horizon last moved, or the next number was last asked for
         self._gaps: dict[tuple[Seq, Seq], Time] = {}  # when each was first seen
         self._asked: list[tuple[Seq, Seq, Time, bool]] = []  # what was asked for, when, and whether once only
         self._mean = self._deviation = 0.0  # of the time an answer takes
         self._doubled = 1.0
         self._acked = at
+        self._repeats = 0  # of the last acknowledgement
+        self._again = False  # it is to be repeated
         self._ack_due: Time = 0.0
 
     def check(self) -> None:
@@ -83,15 +86,21 @@ class Subend:
             self.knowledge.drop_last()
         return out
 
-    def expected(self, horizon: Seq) -> None:
-        """The publishing site expects everything below ``horizon`` to be acknowledged."""
-        self.horizon = max(self.horizon, horizon)
+    def expected(self, now: Time, horizon: Seq) -> list[Message]:
+        """The publishing site expects everything below ``horizon`` to be acknowledged: ask for what is missing now."""
+        if self.at >= horizon:
+            return [Acknowledge(self.stream, self.at)]
+        self.told = max(self.told, horizon)
+        return [nack for gap in self.knowledge.gaps(self.at, horizon) for nack in self._nack(now, *gap)]
 
     def due(self, now: Time) -> list[Message]:
         """Nacks and acknowledgements whose time has come."""
         settings = self.settings
         out: list[Message] = []
-        gaps = self.knowledge.gaps(self.at, max(self.knowledge.end, self.horizon, self.at))
+        end = max(self.knowledge.end, self.told)
+        if not (self.at < end or self._gaps or settings.dct or self.at > self._acked or self._again):
+            return out
+        gaps = self.knowledge.gaps(self.at, max(end, self.at))
         self._gaps = {gap: self._first_seen(gap, now) for gap in gaps}
         for gap, since in self._gaps.items():
             if now - since >= settings.gct:
@@ -99,14 +108,15 @@ class Subend:
         if settings.dct and not gaps and now - self.moved >= settings.dct:
             self.moved = now
             out += self._nack(now, self.at, self.at + settings.chop)
-        if self.at > self._acked and now >= self._ack_due:
-            self._acked, self._ack_due = self.at, now + settings.ack
+        if (self.at > self._acked or self._again) and now >= self._ack_due:
+            self._repeats = self._repeats + 1 if self._again else 0
+            self._acked, self._ack_due, self._again = self.at, now + settings.ack, False
             out.append(Acknowledge(self.stream, self.at))
         return out
 
     def acknowledge_again(self) -> None:
-        """Acknowledgements may have been lost: say once more how far it has come."""
-        self._acked = 0
+        """The last acknowledgement may have been lost: repeat it."""
+        self._again = self._repeats < REPEATS and self.at == self._acked
 
     def _first_seen(self, gap: tuple[Seq, Seq], now: Time) -> Time:
         """When any part of a gap was first seen."""
@@ -140,6 +150,8 @@ class Subend:
 
     def _answered(self, now: Time, lo: Seq, hi: Seq, again: bool) -> None:
         """Learn how long answers take, from questions that were asked once (as TCP does)."""
+        if again:  # somebody answers: what is late was lost, and is no reason to ask more slowly
+            self._doubled = 1.0
         rest: list[tuple[Seq, Seq, Time, bool]] = []
         for start, stop, at, once in self._asked:
             if stop <= lo or start >= hi:

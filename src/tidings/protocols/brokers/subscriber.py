@@ -23,7 +23,9 @@ from tidings.protocols.brokers.messages import (
     Feed,
     FeedBeat,
     Follow,
+    FollowAbove,
     SubscriptionSettings,
+    Uncovered,
     Unfollow,
     Unfollowed,
 )
@@ -142,6 +144,7 @@ class Subscriber:
 
     With ``hi`` it ends there, with ``asof`` it is a read (`Follow`). If a replica has forgotten how things were as of
     that number, the subscriber asks the next one, and after all of them the replicas of ``owner``, which keeps leases.
+    With ``above`` it begins behind that tick; ``lo`` is EARLIEST then.
     """
 
     def __init__(
@@ -157,8 +160,10 @@ class Subscriber:
         hi: int = 0,
         asof: int = 0,
         owner: ChainConfig | None = None,
+        above: int = 0,
     ) -> None:
         self.hi = hi
+        self.above = above
         self.asof = asof
         self.owner = owner
         self.denied = 0  # replicas in turn that have forgotten
@@ -181,6 +186,7 @@ class Subscriber:
         self.heard: Time = 0.0
         self.ticked: Time = 0.0  # when the last tick came
         self.moves = 0  # since a replica last answered
+        self.left: Time = 0.0  # when it last left one that was silent or gone
         # Any replica can feed, so the source is no `HeadClient`: subscribers spread over the replicas, and each keeps
         # its own while the chain changes.
         self.turn = holder % len(membership.replicas)
@@ -201,8 +207,8 @@ class Subscriber:
         return self.head.config
 
     def _begin(self, lo: int) -> None:
-        """Set the horizon, unless it begins at the latest number: the first feed tells which that is."""
-        if lo != LATEST:
+        """Set the horizon, unless it begins at the latest number or a tick: the first feed tells which that is."""
+        if lo != LATEST and not self.above:
             self.horizon = FIRST if lo == EARLIEST else lo
 
     def start(self, now: Time) -> Effects:
@@ -263,6 +269,14 @@ class Subscriber:
         assert self.saved <= self.processed or not self.opened, "saved is what was processed"
         assert len(self.ahead) <= 2 * self.settings.window, "what the application has not taken is bounded"
 
+    def begin_above(self, tick: int) -> None:
+        """It is to begin behind a tick; it has not started yet."""
+        self.lo, self.above, self.horizon = EARLIEST, tick, None
+
+    def wonder(self) -> list[Effect]:
+        """Ask how far the coverage reaches that has not been told."""
+        return [Send(self._source(), Uncovered(self.id))]
+
     def close(self) -> Effects:
         """The application has closed the subscription."""
         self.over = True
@@ -292,10 +306,11 @@ class Subscriber:
         if source in edges:
             self.turn = edges.index(source)
             return []
-        if not edges:
-            self.turn = self.holder % len(self.membership.replicas)
-        else:
-            self.turn = 0
+        return self._turn_to(now, source, 0 if edges else self.holder % len(self.membership.replicas))
+
+    def _turn_to(self, now: Time, source: NodeId, turn: int) -> list[Effect]:
+        """Leave the source, which feeds."""
+        self.turn = turn
         if not self.opened or source == self._source():
             return []
         return [Send(source, Unfollow(self.wire_id)), *self._move_to(now)]
@@ -321,6 +336,8 @@ class Subscriber:
         self.held = len(self.ahead) >= self.settings.window
         if self.held or (self.horizon is not None and self.horizon >= self.hi > 0):
             return []
+        if self.horizon is None and self.above:
+            return [Send(self._source(), FollowAbove(self.id, self.stream, self.lo, self.where, above=self.above))]
         lo = LATEST if self.horizon is None else self.horizon
         return [Send(self._source(), Follow(self.wire_id, self.stream, lo, self.where, self.hi, self.asof))]
 
@@ -353,6 +370,7 @@ class Subscriber:
     def _move(self, now: Time) -> list[Effect]:
         self.turn += 1
         self.moves += 1
+        self.left = now
         return [Report("subscriber_moved"), *self._move_to(now)]
 
     def _forgotten(self, now: Time, reason: str, floor: int) -> list[Effect]:
@@ -459,6 +477,9 @@ class Subscriber:
         elif now - self.heard > self.silence:
             self.head.rotate()
             effects.extend(self._move(now))
+        elif self.edges and now - self.left > self.settings.back and self._source() not in self.edges:
+            self.left = now  # one that was gone may be back
+            effects.extend(self._turn_to(now, self._source(), 0))
         return effects
 
     def _save(self) -> list[Effect]:

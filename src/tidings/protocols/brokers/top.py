@@ -87,16 +87,16 @@ class TopBroker(Broker):
         """The chain has another configuration: who sends a stream from now on says how far it has come."""
         before = self._mine
         self._mine = {stream for down in self.downstream.values() for stream in down.outputs if self._sends(stream)}
-        return [effect for stream in sorted(self._mine - before) for effect in self._expect_all(now, stream)]
+        return [effect for stream in sorted(self._mine - before) for effect in self._expect_all(stream)]
 
     def _sends(self, stream: StreamId) -> bool:
         """Whether it is for this replica to send a stream for the first time."""
         replicas = self.config().replicas
         return self.me == min(replicas, key=lambda node: crc32(f"{stream} {node}".encode()))
 
-    def _expect_all(self, now: Time, stream: StreamId) -> list[Effect]:
+    def _expect_all(self, stream: StreamId) -> list[Effect]:
         horizon = self.horizon(stream)
-        return self.expect(now, stream, horizon) if horizon is not None else []
+        return self.expect(stream, horizon) if horizon is not None else []
 
     def _tick(self, now: Time) -> list[Effect]:
         out = super()._tick(now)
@@ -118,4 +118,4 @@ class TopBroker(Broker):
         if now - marks[0][0] < aet:
             return []
         _, old = marks.popleft()
-        return self.expect(now, stream, old) if self.acked(stream) < old else []
+        return self.expect(stream, old) if self.acked(stream) < old else []

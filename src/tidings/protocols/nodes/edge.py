@@ -18,15 +18,15 @@ from collections.abc import Sequence
 
 from tidings.core.errors import BadInput
 from tidings.core.filters import Filter, parse, parse_attributes
-from tidings.core.ids import NodeId, RegionId, StreamId, stream_name
+from tidings.core.ids import NEVER, NodeId, RegionId, StreamId, stream_name
 from tidings.protocols.brokers.broker_messages import Acknowledge, Brokered, BrokerSettings, Status, StatusHeard
 from tidings.protocols.brokers.edge_feeds import EdgeSubscriptions
 from tidings.protocols.brokers.interests import Interests
-from tidings.protocols.brokers.messages import Follow, SubscriptionSettings, Unfollow, Unfollowed
+from tidings.protocols.brokers.messages import Follow, FollowAbove, SubscriptionSettings, Unfollow, Unfollowed
 from tidings.protocols.brokers.positions import Key
 from tidings.protocols.brokers.soft_history import SoftHistory
 from tidings.protocols.brokers.subend import Subend
-from tidings.protocols.brokers.subscriber import Lost
+from tidings.protocols.brokers.subscriber import Learn, Lost
 from tidings.protocols.kernel import (
     Effect,
     Effects,
@@ -42,6 +42,7 @@ from tidings.protocols.kernel import (
     Value,
 )
 from tidings.protocols.messages import Offer
+from tidings.protocols.replication.chain_config import ChainConfig
 from tidings.protocols.services.catalog import Describe, Description, StreamDef
 
 FRESH = 0.5  # seconds between questions for a stream that is unknown; ours
@@ -100,6 +101,7 @@ class Edge:
             self.histories, self._filter, settings.subscriptions, settings.catching_up, self._needs, self.connected
         )
         self.above: dict[NodeId, Time] = {}  # brokers above, and when they last said that they are connected
+        self.confirmed: dict[NodeId, int] = {}  # brokers above, and which version of the interests they know
         self.asked: Time = -1e18  # when a replica was last asked for the streams
         self.turn = rng.randrange(1 << 16)  # which replica is asked next
         self.described = False
@@ -121,10 +123,8 @@ class Edge:
                 return self._brokered(now, src, told)
             case Received(src, Offer(stream, horizon)) if src in self.upstream and stream in self.interests.wishes:
                 return self._offered(now, src, stream, horizon)
-            case Received(src, StatusHeard(connected)) if src in self.upstream:
-                if connected:
-                    self.above[src] = now
-                return []
+            case Received(src, StatusHeard(connected, version)) if src in self.upstream:
+                return self._confirmed(now, src, connected, version)
             case Received(_, Description() as told):
                 return self._learn(now, told)
             case Received(src, Follow() as follow):
@@ -134,6 +134,8 @@ class Edge:
                 return self.subscriptions.handle(now, input)
             case Lost(node):
                 return self._lost(now, node)
+            case Learn(chain):
+                return self._meet(now, chain)
             case Expired(AnnounceTick()):
                 self._announcing = False
                 return self._status(now) if self.interests.news else []
@@ -185,8 +187,7 @@ class Edge:
         self.source[stream] = src
         if stream not in self.subends:
             return self._begin(now, stream, horizon)
-        self.subends[stream].expected(horizon)
-        return []
+        return self._up(stream, self.subends[stream].expected(now, horizon))
 
     def _begin(self, now: Time, stream: StreamId, at: int) -> list[Effect]:
         """It is known how far a stream has come: subscriptions to it begin."""
@@ -214,6 +215,8 @@ class Edge:
     def _follow(self, now: Time, src: NodeId, follow: Follow) -> list[Effect]:
         key = (src, follow.id)
         self.parked.pop(key, None)
+        if isinstance(follow, FollowAbove):
+            return [Send(src, Unfollowed(follow.id, "an edge keeps no history: ask a replica", floor=NEVER))]
         definition = self.definitions.get(follow.stream)
         if definition is None:
             if self.described and self.missing.get(follow.stream, 0) >= len(self.replicas):
@@ -255,10 +258,19 @@ class Edge:
 
     def _status(self, now: Time) -> list[Effect]:
         self._said = now
-        status = Status(self.interests.told(), (), (self.me,))
+        wanted, brief = self.interests.told(), self.interests.brief()
         for subend in self.subends.values():
-            subend.version = self.interests.version
-        return [Send(node, status) for node in self.upstream]
+            subend.version = wanted.version
+        known = [self.confirmed.get(node) == wanted.version for node in self.upstream]
+        told = [brief if each else wanted for each in known]
+        return [Send(node, Status(each, (), (self.me,))) for node, each in zip(self.upstream, told, strict=True)]
+
+    def _confirmed(self, now: Time, src: NodeId, connected: bool, version: int) -> list[Effect]:
+        """A broker above has heard the status; one that does not know the interests is told them."""
+        if connected:
+            self.above[src] = now
+        self.confirmed[src] = version
+        return self._status(now) if version == 0 else []
 
     # --- which streams there are --------------------------------------------------------------------------
 
@@ -274,7 +286,7 @@ class Edge:
         out: list[Effect] = []
         for chain in told.memberships:
             if chain.region == self.region:
-                out += self.subscriptions.learn(now, chain)
+                out += self._meet(now, chain)
         there = {definition.id: definition for definition in told.streams}
         self.described = True
         self.definitions |= there
@@ -290,6 +302,16 @@ class Edge:
             if follow.stream not in self.histories:
                 out += self._follow(now, node, follow)
         return out
+
+    def _meet(self, now: Time, chain: ChainConfig) -> list[Effect]:
+        """The configuration of the region's chain says where replicas are, and who is above an edge below them."""
+        known = self.subscriptions.chain
+        if known is not None and known.epoch >= chain.epoch:
+            return []
+        if self.upstream == self.replicas:
+            self.upstream = chain.replicas
+        self.replicas = chain.replicas
+        return self.subscriptions.learn(now, chain)
 
     def _forget(self, stream: StreamId) -> list[Effect]:
         """No replica knows a stream any more."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from tidings.core.ids import NodeId, RegionId
 from tidings.protocols.brokers.broker import Broker
 from tidings.protocols.brokers.broker_messages import BrokerSettings, CellId
-from tidings.protocols.brokers.subscriber import Lost
-from tidings.protocols.kernel import Effects, Input, Time, Value
+from tidings.protocols.brokers.subscriber import Learn, Lost
+from tidings.protocols.kernel import NOTHING, Effects, Input, Time, Value
 
 
 class RelaySettings(Value, frozen=True, gc=False):
@@ -43,6 +43,9 @@ class Relay:
     def handle(self, now: Time, input: Input) -> Effects:
         if type(input) is Lost:
             return self.broker.lost(now, input.node)
+        if type(input) is Learn:  # only a relay below the replicas is told
+            self.broker.upstream = input.membership.replicas
+            return NOTHING
         return self.broker.handle(now, input)
 
     def check(self) -> None:
