@@ -392,7 +392,7 @@ class Broker:
             if span.lens.version >= version:
                 asked.answered(span.lo, span.hi)
         known.trim()
-        self.offered[told.stream] = max(self.offered.get(told.stream, FIRST), *[span.hi for span in told.spans])
+        self.offered[told.stream] = max([self.offered.get(told.stream, FIRST), *[span.hi for span in told.spans]])
         return self.forward(now, told.stream, mine, () if told.again else fresh)
 
     def forward(self, now: Time, stream: StreamId, came: Sequence[Span], fresh: Sequence[Span]) -> list[Effect]:
