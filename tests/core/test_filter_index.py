@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
+from itertools import pairwise, product
 from typing import Any
 from unittest import mock
 
@@ -15,12 +17,13 @@ from hypothesis import strategies as st
 
 from core.test_filters import COLUMNS, LITERALS, ROW, SCHEMA, conditions, table_of
 from tidings.core.errors import BadInput
-from tidings.core.filters import Filter, coding, parse, parse_attributes
+from tidings.core.filters import SYSTEM, Filter, coding, parse, parse_attributes
 from tidings.core.filters import index as filter_index
 from tidings.core.filters import table as conjunctions
 from tidings.core.filters.coding import CodedRows
 from tidings.core.filters.index import FilterIndex
 from tidings.core.filters.kernels import Frame
+from tidings.core.filters.nodes import literal_sql
 from tidings.core.filters.normal import MAX_CONJUNCTIONS, normal_form
 from tidings.core.rows import NO_ROWS, CountedRows, Origin, data_rows
 
@@ -46,7 +49,8 @@ def single(draw: st.DrawFn) -> str:
             return f"{name} {op} {other}" if draw(st.booleans()) else f"{other} {op} {name}"
         case "in":
             listed = [draw(LITERALS[kind]).sql for _ in range(draw(st.integers(1, 4)))]
-            return f"{name} {draw(st.sampled_from(['', 'NOT']))} IN ({', '.join(listed + ['NULL'] * draw(st.booleans()))})"
+            listed += ["NULL"] * draw(st.booleans())
+            return f"{name} {draw(st.sampled_from(['', 'NOT']))} IN ({', '.join(listed)})"
         case "between":
             return f"{name} {draw(st.sampled_from(['', 'NOT']))} BETWEEN {literal} AND {draw(LITERALS[of]).sql}"
         case "null":
@@ -84,13 +88,14 @@ def simple(draw: st.DrawFn, depth: int = 2) -> str:
 # --- laws ----------------------------------------------------------------------------------------------------
 
 MANY = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 ROWS = st.lists(ROW, min_size=1, max_size=6)
+CHANGE = {"add": simple(), "remove": st.integers(0, 99), "match": ROWS}
 CHANGES = st.lists(
-    st.tuples(st.just("add"), simple()) | st.tuples(st.just("remove"), st.integers(0, 99)) | st.tuples(st.just("match"), ROWS),
+    st.one_of([st.tuples(st.just(what), value) for what, value in CHANGE.items()]),
     min_size=8,
-    max_size=40,
+    max_size=25,
 )
 
 
@@ -105,7 +110,7 @@ def seen(index: FilterIndex, rows: Any) -> dict[int, list[int]]:
     found = {id: places.tolist() for id, places in index.match(rows)}
     assert list(found) == sorted(found)
     starts, ids = index.matches(rows).by_row()
-    by_row = [ids[start:stop].tolist() for start, stop in zip(starts[:-1], starts[1:], strict=True)]
+    by_row = [ids[start:stop].tolist() for start, stop in pairwise(starts)]
     assert by_row == [[id for id, places in found.items() if at in places] for at in range(rows.num_rows)]
     return found
 
@@ -119,10 +124,59 @@ def small_limits(table: bool) -> Iterator[None]:
             *[(coding, "FEW", 2), (conjunctions, "ROOM", 4), (conjunctions, "STEPS", 1), (conjunctions, "STRIDE", 2)],
         ]:
             stack.enter_context(mock.patch.object(where, name, value))
-        stack.enter_context(mock.patch.object(filter_index, "_can_compile", lambda: table))
+        stack.enter_context(mock.patch.object(filter_index, "_can_compile", return_value=table))
         stack.enter_context(mock.patch.object(filter_index._Prepared, "compile_limit", 1))
         stack.enter_context(mock.patch.object(filter_index, "PRICE", 0))
         yield
+
+
+EDGES: dict[str, list[Any]] = {
+    "loc": [None, "", "a", "ab", "b", "é", "日", "ab\0"],
+    "price": [None, -np.inf, -1.5, -0.0, 0.0, 1.0, np.inf, np.nan, float(np.copysign(np.nan, -1))],
+    "qty": [None, -(2**31), -1, 0, 1, 2, 2**31 - 1],
+    "total": [None, -(2**63), -(2**63) + 1, -1, 0, 1, 2**53, 2**53 + 1, 2**63 - 2, 2**63 - 1],
+    "ok": [None, False, True],
+    "key": [None, b"", b"a", b"\xff", b"\xff\xff", b"a\xff", b"b"],
+}
+WRAPPED = ["{}", "not ({})", "({}) is true", "({}) is not true", "({}) is false", "not (({}) is not false)"]
+
+
+def edge_cases() -> Iterator[str]:
+    """Each test of a column with each literal at which something could go wrong."""
+    for name, values in EDGES.items():
+        yield from [f"{name} is null", f"{name} = null", f"{name} <=> null", f"{name} in (null)"]
+        finite = [value for value in values if value is not None and not (name == "price" and not np.isfinite(value))]
+        literals = [literal_sql(value, SYSTEM.get(name) or SCHEMA[name]) for value in finite]
+        for literal in literals:
+            yield from [f"{name} {op} {literal}" for op in ("=", "<>", "<", "<=", ">", ">=", "<=>")]
+            yield from [f"{literal} < {name}", f"{name} in ({literal}, null)", f"{name} in ({literal}, {literals[-1]})"]
+            yield f"{name} between {literal} and {literals[-1]}"
+            if name in ("loc", "key"):
+                yield f"startswith({name}, {literal})"
+    yield from [f"total {op} {value}D" for op in ("=", "<", ">=") for value in (2.0**53, -(2.0**63), 2.0**63, 0.5)]
+    yield from [f"qty {op} {value}" for op in ("=", "<", ">=") for value in ("2147483648L", "0.5D")]
+    yield from ["ok", "isnan(price)", "startswith(loc, null)", "true", "ok or null", "loc = 'a' and qty = null"]
+    yield from [f"loc like '{pattern}'" for pattern in ("", "%", "a", "a%", "a_", "%b", "a%b", "é%")]
+
+
+@cache
+def edge_filters() -> list[Filter]:
+    return [parse(form.format(text), SCHEMA) for text in edge_cases() for form in WRAPPED]
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_every_test_of_a_column_is_true_false_and_null_where_it_should(table: bool) -> None:
+    values = [{**dict.fromkeys(KINDS), "sure": None, name: value} for name in EDGES for value in EDGES[name]]
+    (rows,) = table_of(values).to_batches()
+    with small_limits(table), mock.patch.object(filter_index, "MAX_SHAPES", 1000):
+        index = FilterIndex()
+        filters = {index.add(each): each for each in edge_filters()}
+        for part in (rows, rows.slice(3, 30)):
+            got, wanted = seen(index, part), expected(filters, part)
+            assert {each.text: (got.get(id), wanted.get(id)) for id, each in filters.items()} == {
+                each.text: (wanted.get(id), wanted.get(id)) for id, each in filters.items()
+            }
+        assert (index._table is not None) == table
 
 
 @pytest.mark.parametrize("table", [False, True])
@@ -205,7 +259,10 @@ def test_how_much_of_a_filter_its_normal_form_says(text: str, count: int, exact:
     assert (len(form.conjunctions), form.exact) == (count, exact)
 
 
-@pytest.mark.parametrize("text", ["length(loc) > 3", "loc like '%a'", "qty = total", "qty = 1 or lower(loc) = 'a'", "true"])
+UNSPEAKING = ["length(loc) > 3", "loc like '%a'", "qty = total", "qty = 1 or lower(loc) = 'a'", "true"]
+
+
+@pytest.mark.parametrize("text", UNSPEAKING)
 def test_a_filter_that_says_nothing_about_a_column_is_not_indexable(text: str) -> None:
     assert not normal_form(parse(text, SCHEMA).root).indexable
 
@@ -226,10 +283,27 @@ def index_of(texts: list[str], table: bool = True) -> tuple[FilterIndex, dict[in
 @pytest.mark.parametrize("text", ["age >= {0} and age < {1}", "name = 'x' and at between {0} and {1} and age < 9000"])
 def test_many_intervals_of_one_bucket(text: str) -> None:
     rng = np.random.default_rng(7)
-    lows, widths = rng.integers(0, 10_000, 3000), np.where(rng.random(3000) < 0.01, 3000, 5)
+    lows, widths = rng.integers(0, 10_000, 1500), np.where(rng.random(1500) < 0.01, 3000, 9)
     index, filters = index_of([text.format(low, low + wide) for low, wide in zip(lows, widths, strict=True)])
     values = rng.integers(-10, 10_010, 200)
     rows = pa.table({"name": ["x"] * 200, "age": pa.array(values, pa.int32()), "at": values.astype(np.float64)})
+    assert seen(index, rows) == expected(filters, rows)
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_all_intervals_of_a_conjunction_count(table: bool) -> None:
+    texts = [
+        "name >= 'b' and name < 'd' and age > 1 and age <= 3 and at >= 0.5 and at < 2.5",
+        "name <= 'c' and age >= 2 and at > 1.0 and at <= 3.0",
+        "age = 2 and at between 1.0 and 2.0 and name > 'a'",
+    ]
+    index, filters = index_of(texts, table)
+    names, ages = ["a", "b", "bb", "c", "d", "e", None], [0, 1, 2, 3, 4, None]
+    ats = [0.0, 0.5, 1.0, 2.0, 2.5, 3.0, None]
+    columns = zip(*product(names, ages, ats), strict=True)
+    kinds = pa.string(), pa.int32(), pa.float64()
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    rows = pa.record_batch(arrays, names=list(PEOPLE))
     assert seen(index, rows) == expected(filters, rows)
 
 
@@ -271,7 +345,7 @@ def test_what_nobody_wants_any_more_takes_no_memory(monkeypatch: pytest.MonkeyPa
 def test_filters_that_look_at_every_row_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filter_index, "MAX_SCANNED", 2)
     index, filters = index_of(["length(name) = 1", "age = 3", "name like '%a'"])
-    with pytest.raises(BadInput, match="filter 'length\\(name\\) = 2': 2 filters .* look at every event; require"):
+    with pytest.raises(BadInput, match=r"'length\(name\) = 2': 2 filters .* every event already; demand"):
         index.add(parse("length(name) = 2", PEOPLE))
     assert len(index) == 3
     assert index.add(parse("length(name) = 1", PEOPLE)) in filters  # the same once more
@@ -297,7 +371,8 @@ def test_with_too_many_combinations_of_columns_filters_are_asked_themselves(monk
 def test_a_filter_with_more_columns_than_a_shape_has_is_found() -> None:
     names = [f"a{at}" for at in range(10)]
     schema = parse_attributes(", ".join([f"{name} int" for name in names]))
-    texts = [" and ".join([f"{name} = {at}" for at, name in enumerate(names)]), " and ".join([f"{n} > 3" for n in names])]
+    conditions = [f"{name} = {at}" for at, name in enumerate(names)], [f"{name} > 3" for name in names]
+    texts = [" and ".join(each) for each in conditions]
     rows = pa.table({name: pa.array([at, 4, at], pa.int32()) for at, name in enumerate(names)})
     for table in (False, True):
         index = FilterIndex()
@@ -348,3 +423,18 @@ def test_a_process_that_has_prepared_uses_the_table_when_it_pays(monkeypatch: py
         assert seen(index, part) == expected(filters, part)
     assert index._table is not None
     assert seen(index, rows) == expected(filters, rows)
+
+
+def test_a_kernel_is_compiled_once_and_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filter_index._Prepared, "compile_limit", filter_index.COMPILE_LIMIT)
+    monkeypatch.setattr(conjunctions, "ROOM", 4)
+    filter_index.prepare()
+    kernels = [getattr(conjunctions, name) for name in ("_merged", "_arrange", "_chain", "_match")]
+    signatures = [list(kernel.signatures) for kernel in kernels]
+    assert all(signatures)
+    index, _ = index_of(["name = 'a' or age = 1"])
+    for at in range(20):
+        index.remove(index.add(parse(f"at > {at} and age is null", PEOPLE)))
+        index.add(parse(f"name < '{at}' and at > {at}", PEOPLE))
+        assert len(index.matches(pa.table({"name": ["a", None], "at": [3.5, 100.5]}))) >= 1
+    assert [list(kernel.signatures) for kernel in kernels] == signatures

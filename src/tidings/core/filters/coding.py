@@ -1,4 +1,4 @@
-"""The columns of a batch as values that the filter index compares: each column once, whatever number of filters name it.
+"""The columns of a batch as values that the filter index compares: each column once, however many filters name it.
 
 Numbers and times become 64-bit integers with Spark's order (`normal.code`), null below all. Texts stay texts: there
 `distinct` looks at each of them once.
@@ -60,14 +60,18 @@ class CodedRows:
         encoded = _binary(run(self._terms[term], self.frame)).dictionary_encode()
         return encoded.dictionary.to_pylist(), encoded.indices.fill_null(-1).to_numpy()
 
-    def keys(self, term: int) -> list[Any]:
+    def keys(self, term: int) -> Sequence[Any]:
         """Values to compare for equality."""
-        return self.texts(term) if self.is_text(term) else self.numbers(term).tolist()
+        return self.texts(term) if self.is_text(term) else self._listed_numbers(term)
 
-    def cuts(self, term: int) -> list[Cut]:
+    def _listed_numbers(self, term: int) -> list[int]:
+        found: list[int] = self.numbers(term).tolist()
+        return found
+
+    def cuts(self, term: int) -> Sequence[Cut]:
         """Values to compare with cuts: a value is in an interval if it is at or above the lower, below the upper."""
         if not self.is_text(term):
-            return self.numbers(term).tolist()
+            return self._listed_numbers(term)
         return [NULL_TEXT if text is None else (1, text, BEFORE) for text in self.texts(term)]
 
 

@@ -1,7 +1,7 @@
 """Which of many filters each row passes, at a cost that depends on how many match, not on how many there are.
 
-A filter is entered by its normal form (normal.py): conjunctions of values and intervals. Where the form is not exact, the
-filter itself looks at the rows that it lets through. Filters with the same text are one. A filter that says nothing
+A filter is entered by its normal form (normal.py): conjunctions of values and intervals. Where the form is not exact,
+the filter itself looks at the rows that it lets through. Filters with the same text are one. A filter that says nothing
 about any column by itself has to look at every row, and there may be `MAX_SCANNED` of those.
 
 Three ways lead to the same answer. A few filters look at many rows themselves. New filters, and all of them where
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from tidings.core.errors import BadInput
 from tidings.core.filters import Columns, Filter, kernels
@@ -129,8 +128,8 @@ class FilterIndex:
         form = normal_form(filter.root)
         if not form.indexable and len(self._scanned) >= MAX_SCANNED:
             raise BadInput(
-                f"filter {filter.text[:80]!r}: {MAX_SCANNED} filters of this stream already have to look at every event;"
-                " require an attribute to equal a value, to be in a list or in an interval, joined by AND"
+                f"filter {filter.text[:80]!r}: {MAX_SCANNED} filters of this stream must look at every event already;"
+                " demand, with AND, that an attribute equals a value or lies in a list or an interval"
             )
         if self._free:
             id = self._free.pop()
@@ -199,7 +198,7 @@ class FilterIndex:
     def _width(self, term: int, ends: Interval) -> int:
         """Intervals that say more come first: with two ends, with a lower end, with an upper end."""
         _, first, top = span_of(self._terms[term].kind)
-        return 2 * (ends[0] <= first) + (ends[1] >= top)
+        return 2 * int(ends[0] <= first) + int(ends[1] >= top)
 
     def remove(self, id: int) -> None:
         """Take out what one `add` entered."""
@@ -303,7 +302,7 @@ def _passes(filter: Filter, frame: Frame, places: Codes) -> Mask:
     """Which of some rows pass a filter."""
     if 4 * len(places) >= frame.count:
         return kernels.mask_in(filter.root, frame)[places]
-    columns = {node.value: node.kind for node in filter.root.walk() if node.op == "column"}
+    columns = {node.value: node.kind for node in filter.root.walk() if node.op == "column" and node.kind is not None}
     at = pa.array(places)
     arrays = [frame.column(name, kind).take(at) for name, kind in columns.items()]
     return filter.mask(pa.RecordBatch.from_arrays(arrays, list(columns)))

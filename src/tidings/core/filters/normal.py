@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
+from math import isnan
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
@@ -64,7 +65,7 @@ def code(value: float, kind: AttrType) -> int:
     """A number or time as an integer with the same order; not a number is above all others, and -0.0 is 0.0."""
     if kind is not AttrType.DOUBLE:
         return int(value)
-    if value != value:
+    if isnan(value):
         return NOT_A_NUMBER
     (bits,) = _WORD.unpack(_DOUBLE.pack(value + 0.0))
     return int(bits) if bits >= 0 else int(bits ^ TOP)
@@ -133,11 +134,10 @@ def _both(one: Conjunction, other: Conjunction) -> Conjunction | None:
     """The rows that two conjunctions share; None if there are none."""
     found = dict(one)
     for term, (low, high) in other.items():
-        if term in found:
-            low, high = max(low, found[term][0]), min(high, found[term][1])
-            if low >= high:
-                return None
-        found[term] = low, high
+        there = found.get(term)
+        found[term] = (low, high) if there is None else (max(low, there[0]), min(high, there[1]))
+        if there is not None and found[term][0] >= found[term][1]:
+            return None
     return found
 
 

@@ -242,7 +242,7 @@ def _match(
     """
     count, base = codes.shape[1], np.int64(bodies.ctypes.data)
     runs = np.empty((GROUP, len(shapes)), np.int64)
-    found = np.empty(16 * count + 64, np.int64)
+    found = np.empty(min(16 * count, 1 << 16) + 64, np.int64)
     size = steps = 0
     for first in range(0, count, GROUP):
         group = min(GROUP, count - first)
@@ -353,6 +353,7 @@ class ConjunctionTable:
         self._links = 0  # rows of it that are used
         self._dead = self._steps = 0
         self._bodies: Codes = np.empty((0, BODY), np.int64)
+        self._runs = 0
 
     def __len__(self) -> int:
         return len(self._sorted) + self._links + len(self._new)
@@ -490,8 +491,10 @@ class ConjunctionTable:
     def _codes_of(self, term: int, ordered: bool) -> Codes:
         """The codes of a term that sorted rows have."""
         rows = self._sorted
-        found = [rows[rows[:, SHAPE] == number][:, columns].ravel() for number, columns in self._columns_of(term, ordered)]
-        return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
+        found = [np.empty(0, np.int64)]
+        for number, columns in self._columns_of(term, ordered):
+            found.append(rows[rows[:, SHAPE] == number][:, columns].ravel())
+        return np.unique(np.concatenate(found))
 
     def _describe(self) -> None:
         """What the kernel needs to know of the shapes."""
