@@ -16,6 +16,7 @@ from tidings.campaign import outcomes as common
 from tidings.campaign.demands import Demands
 from tidings.campaign.gryphon.applications import ATTRS, ReadingApp, WritingApp
 from tidings.campaign.gryphon.faults import Breaker
+from tidings.campaign.gryphon.merges import MergingApp, judge_merges
 from tidings.campaign.gryphon.plan import HEAL, SECONDS, Plan
 from tidings.campaign.gryphon.watches import BrokerClaims, BrokerQuestions
 from tidings.check import judge
@@ -39,6 +40,7 @@ GOALS = {
     "broker given up": "broker_given_up",
     "subscriber moved": "subscriber_moved",
     "stream deleted": "stream_deleted",
+    "streams of two regions merged": "merged_regions",
 }
 """What must have happened, and the counter that says it did."""
 FAULTS = (
@@ -75,14 +77,20 @@ def run_seed(seed: int) -> dict[str, Any]:
     violations, demands = failures(deployment), Demands()
     if not violations:
         _demand(plan, deployment, questions, demands)
-    trace = _trace(plan, deployment)
-    violations += [*judge(trace), *claims.judge(trace), *demands.violations]
+    trace, merges = _trace(plan, deployment), _merging(plan, deployment)
+    violations += [*judge(trace), *claims.judge(trace), *judge_merges(merges, trace), *demands.violations]
     return {
         "seed": seed,
         "mood": plan.mood,
         "violations": [(each.invariant, f"{dict(each.where)}: {each.detail}") for each in violations],
         "faults": {name: count for name, count in sorted((breaker.counts + world.fault_counts).items())},
-        "reports": {**world.reports, **questions.counts, **_counted(breaker), **_deleted(plan, deployment)},
+        "reports": {
+            **world.reports,
+            **questions.counts,
+            **_counted(breaker),
+            **_deleted(plan, deployment),
+            **_merged(merges),
+        },
         "sim_seconds": world.now,
         "steps": world.protocol_events,
         "wall_seconds": time.perf_counter() - began,
@@ -102,9 +110,19 @@ def _deleted(plan: Plan, deployment: Deployment) -> dict[str, int]:
     return {"stream_deleted": sum([each.gone for each in ended])}
 
 
+def _merged(merges: Sequence[MergingApp]) -> dict[str, int]:
+    regions = [{owner for _, owner in each.plan.streams} for each in merges if len(each.rows) > 1]
+    return {"merged": len(regions), "merged_regions": sum([len(each) > 1 for each in regions])}
+
+
 def _readers(plan: Plan, deployment: Deployment) -> list[ReadingApp]:
     machines = [deployment.world.hosts[name].machine for site in plan.sites for name in site.readers]
     return [machine for machine in machines if isinstance(machine, ReadingApp)]
+
+
+def _merging(plan: Plan, deployment: Deployment) -> list[MergingApp]:
+    machines = [deployment.world.hosts[name].machine for site in plan.sites for name in site.mergers]
+    return [machine for machine in machines if isinstance(machine, MergingApp)]
 
 
 def _ends(plan: Plan, deployment: Deployment) -> dict[str, int]:

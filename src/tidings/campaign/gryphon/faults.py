@@ -70,7 +70,7 @@ class Breaker:
 
     def pause(self, site: Site) -> None:
         """Somebody sleeps."""
-        nodes = [*site.relays, *site.edges, *self.deployment.replicas[site.name], *site.readers]
+        nodes = self._nodes(site)
         self.world.pause(self.rng.choice(nodes), min(self.rng.uniform(0.3, 3.0), HEAL - self.world.now))
 
     def cut(self, site: Site) -> None:
@@ -89,6 +89,9 @@ class Breaker:
             for above in self._above(site, edge):
                 self._part([edge], [above], "isolated")
 
+    def _nodes(self, site: Site) -> list[NodeId]:
+        return [*site.relays, *site.edges, *self.deployment.replicas[site.name], *site.readers, *site.mergers]
+
     def _above(self, site: Site, node: NodeId) -> list[NodeId]:
         """The brokers above an edge or a relay."""
         members = {"": self.deployment.replicas[site.name], **site.cells}
@@ -96,7 +99,7 @@ class Breaker:
 
     def part(self, site: Site) -> None:
         """Some nodes of a region are separated from the others."""
-        nodes = [*site.relays, *site.edges, *self.deployment.replicas[site.name], *site.readers]
+        nodes = self._nodes(site)
         apart = self.rng.sample(nodes, self.rng.randint(1, len(nodes) // 2))
         self._part(apart, [node for node in nodes if node not in apart], "partition")
 
@@ -147,6 +150,10 @@ class Breaker:
         back = min(HEAL, self.world.now + self.rng.uniform(0.1, 4.0))
         for node in list(nodes):
             self.world.crash(node)
+            if (
+                what in ("replica", "site") and self.plan.skew
+            ):  # it comes back with a clock that is wrong in another way
+                self.world.set_clock(node, self.rng.uniform(-self.plan.skew, self.plan.skew))
             self.world.at(self.world.now + NOTICED, partial(self._lost, node, list(self.world.hosts)))
             self.world.at(back, partial(self.world.restart, node))
 

@@ -15,12 +15,14 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from tidings.campaign.gryphon.applications import ATTRS, Line, ReadingApp, Wanting, WritingApp
+from tidings.campaign.gryphon.merges import MergePlan, MergingApp
 from tidings.client.machine import ClientMachine, MachineSettings
 from tidings.core.ids import NodeId, RegionId
 from tidings.protocols.brokers.broker_messages import BrokerSettings
 from tidings.protocols.brokers.messages import EARLIEST, LATEST, SubscriptionSettings
 from tidings.protocols.nodes.edge import EdgeSettings
 from tidings.protocols.nodes.relay import RelaySettings
+from tidings.protocols.services.promises import PromiseSettings
 from tidings.sim import scenario as plans
 from tidings.sim.brokers import add_cell, add_edge
 from tidings.sim.build import Deployment
@@ -32,6 +34,8 @@ Mood = Literal["calm", "swarm"]
 BEGIN, HEAL = 3.0, 15.0  # of the load and the faults; then all is mended, and the rest comes
 SECONDS = 40.0  # at most
 HOP = 0.001
+PROMISES = PromiseSettings(period=0.1)
+"""A world takes fewer steps."""
 
 FILTERS = (
     *("", "", "n = 3", "n IN (1, 5, 7, 29)", "NOT n = 3", "n >= 10 AND n < 20", "n IS NULL", "place LIKE 'h%'"),
@@ -60,6 +64,7 @@ class Site:
     above: dict[str, str] = field(default_factory=dict)  # of each cell and edge: the cell above; "": the replicas
     edges: list[NodeId] = field(default_factory=list)
     readers: dict[NodeId, list[Wanting]] = field(default_factory=dict)
+    mergers: dict[NodeId, MergePlan] = field(default_factory=dict)
 
     @property
     def relays(self) -> list[NodeId]:
@@ -90,6 +95,10 @@ class Plan:
         for site in self.sites:
             names = [f"{site.name}/app{at}" for at in range(rng.randint(6, 12) // len(self.sites))]
             site.readers = {name: [self._wish(name, at) for at in range(rng.choice([1, 1, 2]))] for name in names}
+        self.order = random.Random(f"gryphon/order/{seed}")  # a generator of its own: other seeds stay the same
+        self.skew = 0.0  # seconds by which the clocks of replicas are wrong at most
+        if self.order.random() < 0.4:
+            self._merge()
         calm = self.mood == "calm"
         self.broker = BrokerSettings(
             dct=0.0 if calm else rng.choice([0.0, 0.0, 1.0]),
@@ -140,6 +149,22 @@ class Plan:
             slow=slow,
         )
 
+    def _merge(self) -> None:
+        """Some applications merge streams; then clocks may be wrong."""
+        rng = self.order
+        there = [(each.name, each.region) for each in self.streams if each.name != self.deleted]
+        self.skew = rng.choice([0.0, 2.0])
+        for site in self.sites:
+            for at in range(2):
+                begin = rng.uniform(BEGIN, HEAL - 4.0)
+                site.mergers[f"{site.name}/merge{at}"] = MergePlan(
+                    streams=tuple(rng.sample(there, rng.randint(min(2, len(there)), len(there)))),
+                    where=rng.choice(["", "", rng.choice(FILTERS)]),
+                    at=rng.choice([2.5, rng.uniform(BEGIN, HEAL)]),
+                    lo=rng.choice([EARLIEST, EARLIEST, LATEST]),
+                    slow=(begin, begin + 2.0) if rng.random() < 0.3 else (0.0, 0.0),
+                )
+
     # --- the world ----------------------------------------------------------------------------------------
 
     def deploy(self) -> Deployment:
@@ -152,7 +177,9 @@ class Plan:
             streams=self.streams,
         )
         deployment = Deployment(scenario, self.seed, trace=False)
-        deployment.settings = replace(deployment.settings, broker=self.broker, subscriptions=self.subscriptions)
+        deployment.settings = replace(
+            deployment.settings, broker=self.broker, subscriptions=self.subscriptions, promises=PROMISES
+        )
         deployment.streams[:] = [replace(stream, attrs=ATTRS) for stream in deployment.streams]
         for site in self.sites:
             self._populate(deployment, site)
@@ -170,6 +197,10 @@ class Plan:
         deployment.add(self.author(name), site.clients, partial(self._author, deployment, site, replicas))
         for reader, wishes in site.readers.items():
             deployment.add(reader, site.clients, partial(self._reader, reader, replicas, wishes))
+        for merger, merged in site.mergers.items():
+            deployment.add(merger, site.clients, partial(self._merger, merger, replicas, merged))
+        for node in replicas:
+            world.at(0.5, partial(world.set_clock, node, self.order.uniform(-self.skew, self.skew)))
         for a, b in ((name, site.brokers), (name, site.clients), (site.brokers, site.clients)):
             world.connect(a, b, SimPath(latency=HOP))
 
@@ -214,3 +245,14 @@ class Plan:
     ) -> ReadingApp:
         settings = MachineSettings(subscriptions=self.subscriptions)
         return ReadingApp(me, seeds, wishes, settings, life, rng)
+
+    def _merger(
+        self,
+        me: NodeId,
+        seeds: tuple[NodeId, ...],
+        merged: MergePlan,
+        durable: list[Any],
+        life: int,
+        rng: random.Random,
+    ) -> MergingApp:
+        return MergingApp(me, seeds, merged, MachineSettings(subscriptions=self.subscriptions), rng)

@@ -6,7 +6,8 @@
 - `BrokerQuestions`: a relay asks upstream for nothing that nobody below has just asked for (``unasked_nack``), and for
   each number once in a repetition interval unless it was answered or more is wanted (``repeated_nack``). What is sent
   again goes to who asked (``unasked_answer``), and what came sideways goes no further sideways (``sideways_twice``). A
-  replica tells a broker that comes to it how far its streams have come (``not_expected``).
+  replica tells a broker that comes to it how far its streams have come (``not_expected``). What a replica feeds is
+  committed there (``fed_uncommitted``).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tidings.core.ranges import Ranges
 from tidings.core.rows import Rows
 from tidings.core.span import Span
 from tidings.protocols.brokers.broker_messages import Brokered, Nack, PeerStatus, Status, Wanted
+from tidings.protocols.brokers.messages import Feed
 from tidings.protocols.kernel import Effects, Received, Send
 from tidings.protocols.messages import Offer
 from tidings.protocols.nodes.relay import Relay
@@ -149,6 +151,10 @@ class BrokerQuestions:
                     self.nacked += message.hi - message.lo
             elif type(message) is Brokered:
                 self._told(node, effect.to, message, came)
+            elif type(message) is Feed and type(machine) is Replica and message.spans:
+                stream = message.spans[0].stream
+                history = machine.log.histories.get(stream)
+                self.wrong[node, "fed_uncommitted"] += history is None or message.spans[-1].hi > history.horizon
         if type(came) is Status and isinstance(input, Received) and isinstance(machine, Replica):
             self._registered(node, incarnation, input.src, machine, effects)
         for lo, hi, version in sorted(asked):
