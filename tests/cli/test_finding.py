@@ -154,7 +154,7 @@ def test_a_url_leads_to_the_supervisor_if_the_usual_directory_is_that_of_its_clu
         monkeypatch.chdir(cluster.folder)
     else:
         monkeypatch.setenv(how, str(cluster.directory))
-    assert "replica 'r0/p9' is unknown" in tidings("fault", "kill", "r0/p9", "--url", cluster.one, code=1)
+    assert "'r0/p9' is unknown" in tidings("fault", "kill", "r0/p9", "--url", cluster.one, code=1)
 
 
 # --- a replica that does not answer -----------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tidings.core.history import History
 from tidings.core.ids import NodeId, StreamId
 from tidings.core.rows import data_rows
 from tidings.core.span import Span
-from tidings.protocols.brokers.broker import Broker, BrokerTick
+from tidings.protocols.brokers.broker import Broker, BrokerTick, label
 from tidings.protocols.brokers.broker_messages import Acknowledge, Brokered, BrokerSettings, Nack, Status, Wanted
 from tidings.protocols.brokers.subend import Subend
 from tidings.protocols.brokers.top import TopBroker
@@ -323,6 +323,17 @@ def test_a2_25_a_large_gap_is_asked_for_in_pieces() -> None:
     assert len(subend.expected(0.7, 1000)) == 4
 
 
+def test_a2_31_nacks_are_repeated_more_slowly_while_nobody_answers_and_not_because_some_are_lost() -> None:
+    subend = Subend("s", 1, 1, 1, SETTINGS)
+    subend.expected(0.0, 100)
+    for at in (0.7, 2.0, 4.5):  # nobody answers
+        subend.expected(at, 100)
+    assert subend.nrt == 8 * SETTINGS.nrt
+    row = Span("s", 50, 51, 50, data_rows(50, None, [b"x"]), label(1, 1))
+    subend.accept(4.6, Brokered("s", (row,), True))
+    assert subend.at == 1 and subend.nrt == SETTINGS.nrt, "the gap is still there, and is asked for again soon"
+
+
 def test_a2_32_with_dct_what_comes_next_is_asked_for() -> None:
     settings = BrokerSettings(dct=0.5)
     subend = Subend("s", 1, 1, 1, settings)
@@ -332,8 +343,6 @@ def test_a2_32_with_dct_what_comes_next_is_asked_for() -> None:
 
 
 def test_what_was_filtered_for_another_life_or_an_older_version_counts_for_nothing() -> None:
-    from tidings.protocols.brokers.broker import label
-
     def told(life: int, version: int) -> Brokered:
         return Brokered("s", (Span("s", 1, 2, 1, data_rows(1, None, [b"x"]), label(life, version)),))
 
@@ -341,3 +350,17 @@ def test_what_was_filtered_for_another_life_or_an_older_version_counts_for_nothi
     assert subend.accept(0.0, told(4, 9)) == [] and subend.accept(0.0, told(5, 2)) == []
     assert [span.hi for span in subend.accept(0.0, told(5, 3))] == [2]
     assert [each for each in subend.due(1.0) if isinstance(each, Acknowledge)] == [Acknowledge("s", 2)]
+
+
+def test_who_comes_late_is_told_how_far_a_stream_has_come_though_its_rows_are_forgotten() -> None:
+    """Found by an audit of real processes: with nothing more published, such an edge stayed behind for good."""
+    relay = Broker("b", "IB", 7, ("p",), (), SETTINGS)
+    relay.start(0.0)
+    relay.handle(0.0, Received("s1", Status(Wanted("s1", "s1", 1, 1, (("a", "", ("",)),)), ())))
+    rows = data_rows(1, None, [b"x"] * 5)
+    told = Brokered("a", (Span("a", 1, 6, 1, rows, label(7, relay.version)),))
+    relay.handle(0.1, Received("p", told))
+    relay.handle(0.2, Received("s1", Acknowledge("a", 6)))
+    assert not relay.inputs["a"].of(1, 6), "it is forgotten"
+    late = relay.handle(0.3, Received("s2", Status(Wanted("s2", "s2", 1, 1, (("a", "", ("",)),)), ())))
+    assert Send("s2", Offer("a", 6)) in late

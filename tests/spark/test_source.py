@@ -55,6 +55,22 @@ def test_a_batch_read_equals_what_was_published(spark: Any, cluster: Cluster) ->
     assert df.columns[9:] == ["loc", "price"] and first.publisher.startswith("client-")
 
 
+def test_sorted_by_tick_a_batch_read_is_what_a_total_order_delivers(spark: Any, cluster: Cluster) -> None:
+    names = [fresh(cluster, "east", 3), fresh(cluster, "west", 3)]
+    with cluster.connect() as t, t.subscribe(*names, order="total", start="earliest") as subscription:
+        for at in range(40):
+            t.publish_table(names[at % 3 % 2], table(1 + at % 4))
+        count = 6 + sum(1 + at % 4 for at in range(40))
+        events = [subscription.next(30) for _ in range(count)]
+    delivered = [(event.tick, event.stream, event.seq, event.payload) for event in events]
+    df = load(spark, cluster, subscribe="east,west", withTick="true", minPartitions=4)
+    assert df.columns[8:10] == ["kind", "tick"]
+    rows = df.orderBy("tick", "seq").select("tick", "stream", "seq", "payload").collect()
+    assert [(row.tick, row.stream, row.seq, bytes(row.payload)) for row in rows] == delivered
+    part = load(spark, cluster, subscribe="east,west", withTick="true", filter="loc = 'NY'")
+    assert {row.tick for row in part.collect()} < {tick for tick, *_ in delivered}
+
+
 def test_a_streaming_query_goes_on_where_it_stopped(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
     name = fresh(cluster, "streamed", 3000)
     first = run(spark, cluster, tmp_path, subscribe=name, startingOffsets="earliest", maxOffsetsPerTrigger=1000)

@@ -14,6 +14,7 @@ from typing import Any
 from tidings.core.errors import BadInput
 from tidings.lab import study
 from tidings.lab.claims import Experiment
+from tidings.lab.gryphon import beyond, failure_verdicts, real_failures
 from tidings.lab.sprinkler import (
     calibration_verdicts,
     collection,
@@ -26,11 +27,14 @@ from tidings.lab.sprinkler import (
 from tidings.protocols.fabrics.family import families
 from tidings.sim.run import Progress
 
-MODULES = (fanout_verdicts, load_verdicts, link_verdicts, collection, extensions, calibration_verdicts, real_cut)
+MODULES = (
+    *(fanout_verdicts, load_verdicts, link_verdicts, collection, extensions, calibration_verdicts, real_cut),
+    *(failure_verdicts, real_failures, beyond),
+)
 BROUGHT = [import_module(name) for family in families() for name in family.experiments]
 STUDIES = {each.name: each for module in (*MODULES, *BROUGHT) for each in module.STUDIES}
 EXPERIMENTS: dict[str, Experiment] = {each.id: each for module in (*MODULES, *BROUGHT) for each in module.EXPERIMENTS}
-PROMISED = ("gryphon", "bounded", "fire", "qsm")  # papers whose experiments are not built yet
+PROMISED = ("bounded", "fire", "qsm")  # papers whose experiments are not built yet
 
 SCALES = ("quick", "full")
 

@@ -76,6 +76,7 @@ class BrokerProcess(NodeProcess):
     """One relay or edge."""
 
     chain: ChainConfig  # the newest one that the machine knows
+    host_type: type[Host] = Host
 
     @property
     def place(self) -> BrokerPlace:
@@ -92,7 +93,7 @@ class BrokerProcess(NodeProcess):
         place = self.place
         self.chain = await self._first_chain(rpc)
         recipe = self._recipe(place)
-        host = Host(
+        host = self.host_type(
             place.node,
             recipe.make(),
             ADDRESSES,

@@ -166,7 +166,7 @@ class Broker:
         self.downstream: dict[NodeId, Downstream] = {}
         self.indexes: dict[StreamId, FilterIndex] = {}
         self.acknowledged: dict[StreamId, int] = {}
-        self.offered: dict[StreamId, int] = {}  # horizons that upstream brokers have told
+        self.offered: dict[StreamId, int] = {}  # horizons that upstream brokers have told, by offers or by rows
         self.version = 0
         self.included: dict[int, dict[NodeId, tuple[int, int]]] = {}  # per own version: (life, version) of those below
         self._interests: tuple[Interest, ...] = ()
@@ -368,8 +368,7 @@ class Broker:
 
     def horizon(self, stream: StreamId) -> int | None:
         """The first number that may not have been published, as far as this broker knows."""
-        known = self.inputs.get(stream)
-        return max(self.offered.get(stream, 0), known.end if known is not None else 0) or None
+        return self.offered.get(stream)
 
     def _brokered(self, now: Time, src: NodeId, told: Brokered) -> Effects:
         if told.to:  # a peer cannot reach that node; what it sent goes on as it is, and never sideways again
@@ -379,6 +378,7 @@ class Broker:
         if src not in self.upstream:
             return NOTHING
         self.source[told.stream] = src
+        self.offered[told.stream] = max([self.offered.get(told.stream, FIRST), *[span.hi for span in told.spans]])
         known = self.input(told.stream)
         assert isinstance(known, Knowledge)
         mine = [span for span in told.spans if span.lens.text == label(self.life, 0).text]  # not of an earlier life

@@ -74,6 +74,10 @@ class SoftHistory:
         """An edge does not know how things were as of any number: a replica does."""
         raise AsofGone(f"an edge keeps no history of {self.stream!r}", NEVER)
 
+    def above(self, tick: int) -> int:
+        """It does not know ticks of what it does not keep either."""
+        raise AsofGone(f"an edge keeps no history of {self.stream!r}", NEVER)
+
     def check(self) -> None:
         """Invariants; raises AssertionError."""
         assert self._los == [span.lo for span in self._spans]

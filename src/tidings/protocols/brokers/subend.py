@@ -150,6 +150,8 @@ class Subend:
 
     def _answered(self, now: Time, lo: Seq, hi: Seq, again: bool) -> None:
         """Learn how long answers take, from questions that were asked once (as TCP does)."""
+        if again:  # somebody answers: what is late was lost, and is no reason to ask more slowly
+            self._doubled = 1.0
         rest: list[tuple[Seq, Seq, Time, bool]] = []
         for start, stop, at, once in self._asked:
             if stop <= lo or start >= hi:
