@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from core.test_filter_index import simple
 from core.test_filters import DECLARED, ROW, conditions, table_of
 from spark.rig import Cluster, fingerprint, fresh, load, options, published, table, until_forgotten
 from tidings.core.filters import parse, parse_attributes
+from tidings.core.filters.index import FilterIndex
 
 
 def run(spark: Any, cluster: Cluster, folder: Path, each: Any = None, **more: Any) -> Any:
@@ -150,14 +152,14 @@ def test_streams_with_different_attributes_are_read_together(spark: Any, cluster
 
 
 def test_a_filter_is_what_where_is_with_the_same_text(spark: Any, cluster: Cluster) -> None:
-    """Many expressions of the language at once: at the server, and in one job of Spark."""
+    """Many expressions of the language at once: at the server, in the filter index, and in one job of Spark."""
     pool: list[str] = []
     rows: list[dict[str, Any]] = []
 
     @settings(max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(condition=conditions(), drawn=st.lists(ROW, min_size=1, max_size=3))
-    def draw(condition: Any, drawn: list[dict[str, Any]]) -> None:
-        pool.append(condition.sql)
+    @given(condition=conditions(), test=simple(), drawn=st.lists(ROW, min_size=1, max_size=3))
+    def draw(condition: Any, test: str, drawn: list[dict[str, Any]]) -> None:
+        pool.extend((condition.sql, test))
         rows.extend(drawn)
 
     draw()
@@ -174,9 +176,18 @@ def test_a_filter_is_what_where_is_with_the_same_text(spark: Any, cluster: Clust
     flags = df.select("seq", *[_expr(text, at) for at, text in enumerate(texts)])
     table = flags.toArrow()
     seqs = table.column("seq").to_pylist()
-    for at, text in enumerate(texts):
-        says = {seq for seq, flag in zip(seqs, table.column(f"c{at}").to_pylist(), strict=True) if flag}
-        assert kept[text] == says, text
+    said = {
+        text: {seq for seq, flag in zip(seqs, table.column(f"c{at}").to_pylist(), strict=True) if flag}
+        for at, text in enumerate(texts)
+    }
+    assert kept == said
+    for compiled in (False, True):
+        index = FilterIndex()
+        if compiled:
+            index._to_table()
+        ids = {text: index.add(parse(text, parse_attributes(DECLARED))) for text in texts}
+        found = {id: {place + 1 for place in places.tolist()} for id, places in index.match(table_of(rows))}
+        assert {text: found.get(id, set()) for text, id in ids.items()} == said
     one = next(text for text in texts if 0 < len(kept[text]) < len(rows) and parse(text, parse_attributes(DECLARED)))
     through = load(spark, cluster, subscribe=name, filter=one)
     assert {row.seq for row in through.select("seq").collect()} == {

@@ -78,6 +78,7 @@ class Demo:
         self._workers: list[LoadWorker] = []
         self._auditor: Auditor | None = None
         self._tapes: list[Tape] = []
+        self.edge_subscriptions = 0  # that edges feed when publishing begins
         self.taped: dict[str, dict[str, Any]] = {}
 
     # --- the run --------------------------------------------------------------------------------------------
@@ -120,6 +121,8 @@ class Demo:
         ends_of_world = dict.fromkeys((self.regions[0], self.regions[-1]))  # as far apart as regions are
         self._tapes = [Tape(f"tape-{region}", cluster.url(region), list(self.streams)) for region in ends_of_world]
         await asyncio.gather(*[tape.start() for tape in self._tapes])
+        regions = (await cluster.status())["regions"]
+        self.edge_subscriptions = sum([each["subscriptions"] or 0 for region in regions for each in region["edges"]])
         talker = self._workers[0]
         self.phase = "publishing"
         await talker.call("publish", "publish", 10.0)
@@ -292,6 +295,7 @@ class Demo:
             "collected": collected(trace),
             "lost": sum(by[name] for name in LOST),
             "duplicated": sum(by[name] for name in DUPLICATED),
+            "edge_subscriptions": self.edge_subscriptions,
             "tapes": self.taped,
             "longest_stall_s": round(stall.seconds, 3) if stall else 0.0,
             "longest_stall": msgspec.to_builtins(stall) if stall else {},

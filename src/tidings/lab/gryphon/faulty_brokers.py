@@ -1,4 +1,4 @@
-"""Relays and edges as real processes whose links can stall and fail: a process that forks them, and what they run.
+"""Relays and edges as real processes whose links can stall and fail.
 
 A link of TCP cannot be made to stall from outside, so a broker does it itself, as the paper's did ("it accepted data
 but did not forward it"). `FaultyHost` is the host of every relay and edge, with two faults per neighbour:
@@ -6,19 +6,12 @@ but did not forward it"). `FaultyHost` is the host of every relay and edge, with
 - *stalled*: frames to it and from it are taken and thrown away; connections stay up and nobody is told,
 - *deaf*: the same for frames from it alone,
 - *cut*: connections with it are closed, both ends notice, and new ones are refused.
-
-The program that starts this process writes one line per broker to its standard input. The brokers end with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
-import signal
-import sys
 from collections.abc import Collection
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -34,8 +27,6 @@ from tidings.net.names import slot_of
 from tidings.protocols.kernel import Message
 from tidings.server.broker_http import BrokerHttp
 from tidings.server.broker_process import BrokerProcess
-from tidings.server.node_process import Spec, run_process
-from tidings.server.replica import warm
 
 
 class LinkFaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,40 +88,3 @@ class FaultyBroker(BrokerProcess):
         found = super().http(host)
         found.application.router.routes.append(Route("/fault", inject, methods=["POST"]))
         return found
-
-
-def main() -> None:
-    """Fork a broker for each line, a `Spec`, until there are no more."""
-    warm()
-    gc.collect()
-    gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
-    started: list[int] = []
-    try:
-        for line in sys.stdin:
-            pid = os.fork()
-            if pid == 0:
-                _run(msgspec.json.decode(line, type=Spec))
-            started.append(pid)
-    finally:
-        for pid in started:
-            for number in (signal.SIGKILL, signal.SIGCONT):
-                try:
-                    os.kill(pid, number)
-                except ProcessLookupError:
-                    break
-
-
-def _run(spec: Spec) -> Any:
-    code = 1
-    try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what comes there is not for it
-        code = run_process(FaultyBroker, spec)
-    finally:
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    main()

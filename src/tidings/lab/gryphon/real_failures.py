@@ -22,8 +22,6 @@ import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -35,13 +33,13 @@ import msgspec
 import numpy as np
 
 from tidings.client.connection import Connection, connect
-from tidings.core.errors import TidingsError
 from tidings.core.ids import StreamId
 from tidings.lab.claims import Experiment, Findings
 from tidings.lab.gryphon import failure_verdicts
 from tidings.lab.gryphon.failure_verdicts import PAPER, claim_ids, experiment, report_runs
 from tidings.lab.gryphon.failures import STALL, FaultRun, Nacked, read, rows, violations
 from tidings.lab.gryphon.faulty_brokers import LinkFaults
+from tidings.lab.gryphon.launcher import WAIT, Brokers, RealFailed, until
 from tidings.lab.gryphon.topology import (
     CELLS,
     EDGES,
@@ -65,9 +63,7 @@ from tidings.protocols.messages import Offer
 from tidings.server import cluster_config
 from tidings.server.http_client import call_async
 from tidings.server.local import LocalCluster
-from tidings.server.node_process import Spec
 from tidings.server.nodes import remake
-from tidings.server.paths import ClusterPaths, Process
 from tidings.server.topology import CellConfig, EdgeConfig
 
 REGION = "r0"
@@ -84,82 +80,6 @@ SEEDS = {"quick": 1, "full": 3}
 BEFORE = 3.0  # seconds of load before the stall
 AFTER = 5.0  # seconds after the repair
 LAST = 1.0  # of them, seconds without load: what is on the way arrives
-WAIT = 30.0  # seconds for a process to be ready, or for a subscriber to have begun
-
-
-class RealFailed(TidingsError):
-    """The processes did not come as far as the experiment."""
-
-
-class Brokers:
-    """The relays and edges, forked by a process of this program's own."""
-
-    def __init__(self, folder: Path, config: cluster_config.ClusterConfig, journals: Path) -> None:
-        self.files = ClusterPaths(folder).make()
-        self.files.config_file.write_text(cluster_config.render(config))
-        self.places = config.broker_places()
-        self.journals = journals
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tidings.lab.gryphon.faulty_brokers"], stdin=subprocess.PIPE, start_new_session=True
-        )
-
-    async def start(self, names: Sequence[str]) -> None:
-        """Start some, and wait until they run."""
-        before = {name: self.found(name) for name in names}
-        assert self.process.stdin is not None
-        for name in names:
-            slot = SLOT[name]
-            spec = Spec(
-                slot=slot,
-                kind=self.places[slot].kind,
-                root=str(self.files.root),
-                config=str(self.files.config_file),
-                journal=str(self.journals),
-            )
-            self.process.stdin.write(msgspec.json.encode(spec) + b"\n")
-        self.process.stdin.flush()
-        await until(f"{', '.join(names)} to start", lambda: all(self._runs(name, before[name]) for name in names))
-
-    def _runs(self, name: str, before: Process | None) -> bool:
-        found = self.found(name)
-        return found is not None and found != before and found.alive
-
-    def found(self, name: str) -> Process | None:
-        """Its run file."""
-        return self.files.process(SLOT[name])
-
-    def pid(self, name: str) -> int:
-        """Of the process that runs."""
-        found = self.found(name)
-        if found is None or not found.alive:
-            raise RealFailed(f"{name} does not run")
-        return found.pid
-
-    async def inject(self, name: str, faults: LinkFaults) -> None:
-        """Let links of a broker be out of order."""
-        found = self.found(name)
-        assert found is not None
-        await call_async(found.http_port, "/fault", msgspec.to_builtins(faults), timeout=5.0)
-
-    async def stop(self) -> None:
-        """All of them, gracefully, so that their journals are complete."""
-        running = [found for name in SLOT if (found := self.found(name)) is not None and found.alive]
-        for found in running:
-            os.kill(found.pid, signal.SIGTERM)
-        with contextlib.suppress(RealFailed):
-            await until("brokers to stop", lambda: not any(found.alive for found in running), 10.0)
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        await asyncio.to_thread(self.process.wait, 10.0)
-
-
-async def until(what: str, condition: Any, timeout: float = WAIT) -> None:
-    """Wait for something."""
-    end = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > end:
-            raise RealFailed(f"waited {timeout:g} s in vain for {what}")
-        await asyncio.sleep(0.02)
 
 
 def plans() -> tuple[cluster_config.ClusterConfig, cluster_config.ClusterConfig]:
@@ -305,34 +225,39 @@ class RealNetwork:
 
     # --- the faults -----------------------------------------------------------------------------------------
 
+    async def inject(self, name: str, faults: LinkFaults) -> None:
+        """Let links of a broker be out of order."""
+        port = self.brokers.running(SLOT[name]).http_port
+        await call_async(port, "/fault", msgspec.to_builtins(faults), timeout=5.0)
+
     async def stall(self, fault: str) -> None:
         """It takes messages, and passes none on."""
         if fault == "link":
-            await self.brokers.inject("b1", LinkFaults(stalled=frozenset({SLOT["s1"]})))
+            await self.inject("b1", LinkFaults(stalled=frozenset({SLOT["s1"]})))
         elif fault == "relay":
-            os.kill(self.brokers.pid("b1"), signal.SIGSTOP)
+            os.kill(self.brokers.running(SLOT["b1"]).pid, signal.SIGSTOP)
         else:
             deaf = LinkFaults(deaf=frozenset({SITE}))
-            await asyncio.gather(*[self.brokers.inject(relay, deaf) for relay in RELAYS])
+            await asyncio.gather(*[self.inject(relay, deaf) for relay in RELAYS])
 
     async def fail(self, fault: str) -> None:
         """It fails, and all who are connected with it notice."""
         if fault == "link":
-            await self.brokers.inject("b1", LinkFaults(cut=frozenset({SLOT["s1"]})))
+            await self.inject("b1", LinkFaults(cut=frozenset({SLOT["s1"]})))
         elif fault == "relay":
-            os.kill(self.brokers.pid("b1"), signal.SIGKILL)
+            os.kill(self.brokers.running(SLOT["b1"]).pid, signal.SIGKILL)
         else:
             killed = asyncio.ensure_future(self.cluster.kill(SITE))
             await self.publishing.stop()
             await killed
-            await asyncio.gather(*[self.brokers.inject(relay, LinkFaults()) for relay in RELAYS])
+            await asyncio.gather(*[self.inject(relay, LinkFaults()) for relay in RELAYS])
 
     async def repair(self, fault: str) -> None:
         """It is back."""
         if fault == "link":
-            await self.brokers.inject("b1", LinkFaults())
+            await self.inject("b1", LinkFaults())
         elif fault == "relay":
-            await self.brokers.start(["b1"])
+            await self.brokers.start([SLOT["b1"]], "faulty")
         else:
             await self.cluster.restart(SITE)
             await self.publishing.start()
@@ -345,7 +270,7 @@ async def real_network(folder: Path) -> AsyncIterator[RealNetwork]:
     brokers = Brokers(folder / "brokers", whole, folder / "journals")
     try:
         async with LocalCluster(config=alone, dir=folder / "site") as cluster:
-            await brokers.start(list(SLOT))
+            await brokers.start(list(SLOT.values()), "faulty")
             network = RealNetwork(cluster, brokers)
             try:
                 await network.create()

@@ -24,7 +24,8 @@ was filtered before it wanted what it wants now, and asks for it again (dynamic 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import Protocol
 from zlib import crc32
 
@@ -32,8 +33,9 @@ import numpy as np
 
 from tidings.core.curiosity import Curiosity
 from tidings.core.errors import BadInput, Contradiction
-from tidings.core.filters import parse, parse_attributes
+from tidings.core.filters import Filter, parse, parse_attributes
 from tidings.core.filters.index import FilterIndex
+from tidings.core.filters.summary import Summary
 from tidings.core.ids import FIRST, NodeId, StreamId
 from tidings.core.knowledge import Knowledge
 from tidings.core.lens import ALL, Lens
@@ -67,7 +69,7 @@ from tidings.protocols.kernel import (
 )
 from tidings.protocols.messages import Offer
 
-SUMMARY = 1024  # filters of one stream that a broker wants; with more of them it wants everything
+SUMMARY = 1024  # filters of one stream that a broker asks for; of more it makes one that passes what they pass
 
 EVERYTHING = -1  # in place of an id in the index
 
@@ -95,10 +97,25 @@ def label(life: int, version: int) -> Lens:
     return Lens(f"~{life}", version)
 
 
-def summary(texts: Iterable[str]) -> tuple[str, ...]:
+@lru_cache(maxsize=65_536)
+def filter_of(attrs: str, text: str) -> Filter | None:
+    """A filter over declared attributes; None passes everything, as does one that cannot be read here."""
+    try:
+        return parse(text, parse_attributes(attrs)) if text else None
+    except BadInput:
+        return None
+
+
+def summary(attrs: str, texts: Collection[str]) -> tuple[str, ...]:
     """Filters that pass at least what these pass, and not too many of them."""
-    some = sorted(set(texts))
-    return ("",) if "" in some or len(some) > SUMMARY else tuple(some)
+    if "" in texts:
+        return ("",)
+    if len(texts) <= SUMMARY:
+        return tuple(sorted(texts))
+    one = Summary()
+    for text in texts:
+        one.add(filter_of(attrs, text))
+    return (one.text,)
 
 
 class StreamOutput:
@@ -166,7 +183,7 @@ class Broker:
         self.downstream: dict[NodeId, Downstream] = {}
         self.indexes: dict[StreamId, FilterIndex] = {}
         self.acknowledged: dict[StreamId, int] = {}
-        self.offered: dict[StreamId, int] = {}  # horizons that upstream brokers have told, by offers or by rows
+        self.offered: dict[StreamId, int] = {}  # how far upstream brokers have shown that a stream has come
         self.version = 0
         self.included: dict[int, dict[NodeId, tuple[int, int]]] = {}  # per own version: (life, version) of those below
         self._interests: tuple[Interest, ...] = ()
@@ -311,13 +328,12 @@ class Broker:
             del self.indexes[stream]
 
     def _enter(self, stream: StreamId, attrs: str, text: str) -> int:
-        """The id of a filter in its stream's index. What cannot be evaluated here passes everything."""
-        if text:
-            try:
-                return self.indexes.setdefault(stream, FilterIndex()).add(parse(text, parse_attributes(attrs)))
-            except BadInput:
-                return EVERYTHING
-        return EVERYTHING
+        """The id of a filter in its stream's index, if there is room."""
+        filter = filter_of(attrs, text)
+        try:
+            return EVERYTHING if filter is None else self.indexes.setdefault(stream, FilterIndex()).add(filter)
+        except BadInput:
+            return EVERYTHING
 
     def _drop(self, down: Downstream) -> None:
         del self.downstream[down.node]
@@ -331,7 +347,7 @@ class Broker:
             attrs |= down.attrs
             for stream, texts in down.filters.items():
                 wanted.setdefault(stream, set()).update(texts)
-        interests = tuple([(stream, attrs[stream], summary(wanted[stream])) for stream in sorted(wanted)])
+        interests = tuple([(each, attrs[each], summary(attrs[each], wanted[each])) for each in sorted(wanted)])
         included = {down.node: (down.wanted.life, down.wanted.version) for down in self.downstream.values()}
         if interests != self._interests or included != self.included.get(self.version):
             self.version += 1
@@ -378,7 +394,6 @@ class Broker:
         if src not in self.upstream:
             return NOTHING
         self.source[told.stream] = src
-        self.offered[told.stream] = max([self.offered.get(told.stream, FIRST), *[span.hi for span in told.spans]])
         known = self.input(told.stream)
         assert isinstance(known, Knowledge)
         mine = [span for span in told.spans if span.lens.text == label(self.life, 0).text]  # not of an earlier life
@@ -393,6 +408,7 @@ class Broker:
             if span.lens.version >= version:
                 asked.answered(span.lo, span.hi)
         known.trim()
+        self.offered[told.stream] = max([self.offered.get(told.stream, FIRST), *[span.hi for span in told.spans]])
         return self.forward(now, told.stream, mine, () if told.again else fresh)
 
     def forward(self, now: Time, stream: StreamId, came: Sequence[Span], fresh: Sequence[Span]) -> list[Effect]:
@@ -587,8 +603,8 @@ class Broker:
             out.append(Report("broker_given_up"))
         if gone or now - self._said >= settings.status:
             out += self._status(now)
-            for stream, below in self.acknowledged.items():  # some were lost, and others may have gone to another one
-                out += [Send(node, Acknowledge(stream, below)) for node in self.upstream]
+            for stream in self.acknowledged:  # some were lost, and others may have gone to another one
+                out += [Send(node, Acknowledge(stream, self.acked(stream))) for node in self.upstream]
         for _, curiosity in self.asked.values():
             curiosity.expire(now)
         for down in self.downstream.values():
