@@ -192,9 +192,9 @@ def judge_loss(found: Numbers) -> Claim:
         holds,
         ""
         if holds or bad
-        else "A message and its repair take two hops each way. At a loss of 10% a third of the nacks or their answers is "
-        "lost, so one in twenty-five lost messages takes more than three NRT; in the order of its stream it holds up all "
-        "that come behind it meanwhile.",
+        else "A message and its repair take two hops each way. At a loss of 10% a third of the nacks or their answers "
+        "is lost, so one in twenty-five lost messages takes more than three NRT; in the order of its stream it holds "
+        "up all that come behind it meanwhile.",
     )
 
 
