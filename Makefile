@@ -58,6 +58,7 @@ test: setup
 check: setup
 	$(BIN)/pytest -n 2 -m check
 	$(BIN)/tidings check sprinkler --seeds 0..300
+	$(BIN)/tidings check gryphon --seeds 0..200
 	$(BIN)/tidings check cluster --seeds 1..4
 	$(BIN)/tidings check cluster --power-cuts 2
 	$(BIN)/tidings check spark --seeds 0..2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tidings.campaign.demands import Demands
 from tidings.campaign.sprinkler import aimed_faults, campaign
-from tidings.campaign.sprinkler.demands import Demands
 from tidings.campaign.sprinkler.fault_plan import FaultPlan
 from tidings.campaign.sprinkler.misleading import Lies
 from tidings.core.rows import data_rows

@@ -94,6 +94,18 @@ LATENCY = {
     "runs": [{"name": "memory-1", "latency_us": {"p50": 412.345, "p99": 1234.5}, "spread_p50": [400.1, 433.2]}],
     "ratio": {},
 }
+FILTER = {
+    "bench": "filter",
+    "runs": [
+        {
+            **{"name": f"index-{count}", "events_per_s": 3_456_789, "spread": [2_456_789, 3_567_890]},
+            **{"matches_per_s": 34_567_890, "subscriptions": count, "matches_per_event": 9.51, "others_cpus": 0.12},
+        }
+        for count in (1_000, 100_000)
+    ],
+    "ratio": {"index-100000/duckdb-join-100000": 16.5},
+    "goals": [{"run": "index-100000", "events_per_s": 1_000_000, "is": "required", "reached": True}],
+}
 PIPELINE = {
     "dir": "/srv/pipeline",
     "seconds": 41.234,
@@ -113,6 +125,7 @@ SHOWN = {
     "sim": lambda: sim._show(SIMULATION, "tidings sim x --seed 7"),
     "bench throughput": lambda: bench._show(THROUGHPUT),
     "bench latency": lambda: bench._show(LATENCY),
+    "bench filter": lambda: bench._show(FILTER),
     "pipeline": lambda: pipeline._show(PIPELINE),
 }
 

@@ -255,8 +255,6 @@ def test_what_is_wrong_is_a_typed_error_that_says_what_to_do(tmp_path: Path) -> 
                             pass
                     assert bad.value.line == 1 and bad.value.column >= 1
                 with pytest.raises(errors.NotBuilt):
-                    t.subscribe("s0", order="total")
-                with pytest.raises(errors.NotBuilt):
                     t.join("replicas")
                 with pytest.raises(errors.BadInput):
                     t.subscribe("s0", start=0)

@@ -281,12 +281,33 @@ def test_the_commands_pub_sub_collect_and_why(url: str) -> None:
     assert tidings(url, "sub", "ticker", "--start", "1", *where).stdout.startswith(b"ticker 1 data IBM one loc=NY at=")
 
 
+def test_sub_prints_streams_in_one_order(url: str) -> None:
+    with sync.connect(url) as t:
+        for stream in ("east", "west"):
+            t.create_stream(stream, attrs="n int")
+        for at in range(8):
+            t.publish(("east", "west")[at % 2], payload=b"%d" % at, attrs={"n": at})
+    total = ("sub", "west", "east", "--order", "total", "--start")
+    events = told(tidings(url, *total, "earliest", "--count", "8", "--patience", "20"))
+    assert [(event["stream"], event["payload"]) for event in events] == [
+        (("east", "west")[at % 2], str(at)) for at in range(8)
+    ]
+    ticks = [event["tick"] for event in events]
+    assert ticks == sorted(set(ticks))
+    later = told(tidings(url, *total, str(ticks[5]), "--count", "3"))
+    assert later == events[5:], "it begins at a tick"
+    durable = (*total, "earliest", "--name", "printer", "--where", "n <> 2", "--count")
+    assert [event["payload"] for event in told(tidings(url, *durable, "3"))] == ["0", "1", "3"]
+    assert [event["payload"] for event in told(tidings(url, *durable, "4"))] == ["4", "5", "6", "7"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
         (["pub", "nothing", "x"], 1, "stream 'nothing' is unknown"),
         (["sub", "s0", "--where", "colour = 1"], 1, "filter, line 1, column 1 at 'colour'"),
-        (["sub", "s0", "--order", "total"], 1, "not built yet"),
+        (["sub", "s0", "--patience", "3"], 1, "patience is for order='total'"),
+        (["sub", "s0", "--order", "total", "--patience", "0"], 2, "--patience"),
         (["collect", "s0"], 2, "give either --where SQL or --before SEQ"),
         (["sub", "s0", "--start", "soon"], 2, "is neither earliest nor latest"),
         (["pub", "s0", "x", "--attrs", "{"], 1, "--attrs is no JSON object"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidings.campaign.mutation import conditions, mutants
+from tidings.campaign.mutation import conditions, mutants, planted
 from tidings.campaign.mutation.mutants import NOTHING, Case, MutantVerdict, Results, Worker
 from tidings.campaign.sprinkler import planted_bugs
 from tidings.campaign.sprinkler.fault_plan import FaultPlan
@@ -38,14 +38,14 @@ class Machine:
 
 
 @pytest.mark.parametrize("mutant", planted_bugs.PLANTED, ids=lambda mutant: mutant.id)
-def test_a_planted_mutant_applies_and_compiles(mutant: planted_bugs.Mutant) -> None:
+def test_a_planted_mutant_applies_and_compiles(mutant: planted.Mutant) -> None:
     source = mutants.module_path(mutant.module).read_text()
     mutated = mutant.apply(source)
     assert ast.dump(ast.parse(mutated)) != ast.dump(ast.parse(source))
 
 
 def test_a_mutant_without_its_anchor_is_refused() -> None:
-    mutant = planted_bugs.Mutant("m", "core.span", "no such line", "", "")
+    mutant = planted.Mutant("m", "core.span", "no such line", "", "")
     with pytest.raises(BadInput, match="occurs 0 times"):
         mutant.apply("something else")
 
@@ -140,7 +140,7 @@ def test_the_summary_gates_on_planted_bugs_and_reports_generated_mutants() -> No
     caught = MutantVerdict(4, ["check", *seen], "", 1.0)
     clean = [MutantVerdict(seed, [], "", 1.0) for seed in range(6)]
     outcomes = {"p1": [caught], "p2": clean, "g1": [*clean, caught], "g2": clean, "g3": []}
-    result = mutants.summary("sprinkler", ["p1", "p2"], ["g1", "g2", "g3"], outcomes, [9])
+    result = mutants.summary("sprinkler", ["p1", "p2"], ["g1", "g2", "g3"], outcomes, [9], mutants.judges())
     assert (result["mutants"], result["caught"], result["escaped"]) == (2, 1, ["p2"])
     survivors = [
         {"where": "g2", "why": "6 seeds went well with it"},

@@ -315,6 +315,30 @@ def test_a2_13_whatever_happens_each_edge_gets_exactly_what_its_filters_pass_in_
     assert acked == {stream: world.histories[stream].horizon for stream in acked}, "in the end all is acknowledged"
 
 
+def test_an_edge_that_was_away_gets_what_others_have_acknowledged_meanwhile() -> None:
+    world = begun()
+    steady(world, 2)
+    world.cut |= {frozenset((broker, "s1")) for broker in ("b1", "b2")}
+    for broker in ("b1", "b2"):
+        world.lost("s1", [broker])
+    steady(world, 5)  # s2 goes on: the cell acknowledges without s1
+    assert max(world.nodes[each].acked("a") for each in ("b1", "b2")) > world.nodes["s1"].subends["a"].at
+    world.cut.clear()
+    steady(world, 10)
+    world.run(world.now + 3)
+    world.judge()
+
+
+def test_a_relay_that_has_forgotten_all_still_says_how_far_a_stream_has_come() -> None:
+    world = begun()
+    steady(world, 4)
+    world.run(world.now + 2.0)
+    for broker in ("b1", "b2"):
+        assert not len(world.nodes[broker].inputs.get("a", ()))
+    carrier = world.nodes["s1"].source["a"]
+    assert world.nodes[carrier].horizon("a") == world.histories["a"].horizon
+
+
 def test_a2_25_a_large_gap_is_asked_for_in_pieces() -> None:
     subend = Subend("s", 1, 1, 1, SETTINGS)
     nacks = [each for each in subend.expected(0.0, 1000) if isinstance(each, Nack)]

@@ -15,6 +15,9 @@ from tidings.client.commands import ChangeFilter, Open, Taken
 from tidings.client.machine import ClientMachine, MachineSettings
 from tidings.core.filters import parse
 from tidings.core.ids import NodeId
+from tidings.core.rows import data_rows
+from tidings.core.span import Span
+from tidings.protocols.brokers.soft_history import SoftHistory
 from tidings.protocols.brokers.subscriber import Fed
 from tidings.protocols.kernel import Deliver, Effects, Input, Time
 from tidings.protocols.nodes.edge import Edge, EdgeSettings
@@ -179,3 +182,13 @@ def test_whatever_happens_to_brokers_and_replicas_subscribers_get_exactly_what_p
     world_.start()
     world_.run(45.0)
     judge(deployment, apps)
+
+
+def test_what_comes_at_once_is_read_whole_however_little_is_kept() -> None:
+    soft = SoftHistory("a", 1, 1000)
+    for lo in (1, 51):
+        spans = [Span("a", at, at + 1, at, data_rows(at, None, [b"x" * 100])) for at in range(lo, lo + 50)]
+        fresh = soft.append(spans)
+        assert [span.hi for span in soft.know(lo, lo + 50)] == [span.hi for span in fresh]
+        soft.check()
+    assert soft.low >= 50, "what came before is forgotten, but for what fits"

@@ -56,6 +56,8 @@ def test_options_as_they_are_given() -> None:
         ({"failOnDataLoss": "yes"}, "'true' or 'false'"),
         ({"leaseSeconds": "-1"}, "a number of seconds"),
         ({"timeoutSeconds": "nan"}, "a number of seconds"),
+        ({"withTick": "1"}, "'true' or 'false'"),
+        ({"withTick": "true", "archive": "{}"}, "does not go with 'archive'"),
     ],
 )
 def test_an_option_that_makes_no_sense_says_so(wrong: dict[str, str], says: str) -> None:
@@ -69,6 +71,19 @@ def test_the_time_of_publishing_is_what_a_subscriber_is_told(at: float) -> None:
     [event] = events_of(Span("s", 7, 8, 8, rows))
     told = SparkColumns(pa.schema([("published_at", FIXED["published_at"])])).batch("s", rows)
     assert told["published_at"].to_pylist() == [event.published_at]
+
+
+def test_a_column_of_ticks_is_there_if_it_is_wanted_and_its_name_is_free(cluster: Cluster) -> None:
+    fresh(cluster, "ticked", 2)
+    fresh(cluster, "ticking", attrs="Tick int")
+    wanted = options(cluster, subscribe="ticked", withTick="true")
+    schema = schema_of(ReadOptions.parse(wanted))
+    assert [field.name for field in schema.fields] == [*FIXED, "tick", "loc", "price"]
+    assert "tick" not in [field.name for field in schema_of(ReadOptions.parse(wanted | {"withTick": "false"})).fields]
+    names = [field.name for field in schema_of(ReadOptions.parse(wanted | {"attributes": "json"})).fields]
+    assert names == [*FIXED, "tick", "attrs"]
+    with pytest.raises(BadInput, match="an attribute has the name 'tick'"):
+        schema_of(ReadOptions.parse(wanted | {"subscribe": "ticking"}))
 
 
 def test_options_of_the_other_kind_of_query_are_refused() -> None:

@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from core.test_filter_index import simple
 from core.test_filters import DECLARED, ROW, conditions, table_of
 from spark.rig import Cluster, fingerprint, fresh, load, options, published, table, until_forgotten
 from tidings.core.filters import parse, parse_attributes
+from tidings.core.filters.index import FilterIndex
 
 
 def run(spark: Any, cluster: Cluster, folder: Path, each: Any = None, **more: Any) -> Any:
@@ -53,6 +55,22 @@ def test_a_batch_read_equals_what_was_published(spark: Any, cluster: Cluster) ->
     first = df.where("seq = 2").first()
     assert (first.stream, first.region, first.pub_seq, first.kind) == ("batch", "r0", 2, "data"), "a name, not an id"
     assert df.columns[9:] == ["loc", "price"] and first.publisher.startswith("client-")
+
+
+def test_sorted_by_tick_a_batch_read_is_what_a_total_order_delivers(spark: Any, cluster: Cluster) -> None:
+    names = [fresh(cluster, "east", 3), fresh(cluster, "west", 3)]
+    with cluster.connect() as t, t.subscribe(*names, order="total", start="earliest") as subscription:
+        for at in range(40):
+            t.publish_table(names[at % 3 % 2], table(1 + at % 4))
+        count = 6 + sum(1 + at % 4 for at in range(40))
+        events = [subscription.next(30) for _ in range(count)]
+    delivered = [(event.tick, event.stream, event.seq, event.payload) for event in events]
+    df = load(spark, cluster, subscribe="east,west", withTick="true", minPartitions=4)
+    assert df.columns[8:10] == ["kind", "tick"]
+    rows = df.orderBy("tick", "seq").select("tick", "stream", "seq", "payload").collect()
+    assert [(row.tick, row.stream, row.seq, bytes(row.payload)) for row in rows] == delivered
+    part = load(spark, cluster, subscribe="east,west", withTick="true", filter="loc = 'NY'")
+    assert {row.tick for row in part.collect()} < {tick for tick, *_ in delivered}
 
 
 def test_a_streaming_query_goes_on_where_it_stopped(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
@@ -134,14 +152,14 @@ def test_streams_with_different_attributes_are_read_together(spark: Any, cluster
 
 
 def test_a_filter_is_what_where_is_with_the_same_text(spark: Any, cluster: Cluster) -> None:
-    """Many expressions of the language at once: at the server, and in one job of Spark."""
+    """Many expressions of the language at once: at the server, in the filter index, and in one job of Spark."""
     pool: list[str] = []
     rows: list[dict[str, Any]] = []
 
     @settings(max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(condition=conditions(), drawn=st.lists(ROW, min_size=1, max_size=3))
-    def draw(condition: Any, drawn: list[dict[str, Any]]) -> None:
-        pool.append(condition.sql)
+    @given(condition=conditions(), test=simple(), drawn=st.lists(ROW, min_size=1, max_size=3))
+    def draw(condition: Any, test: str, drawn: list[dict[str, Any]]) -> None:
+        pool.extend((condition.sql, test))
         rows.extend(drawn)
 
     draw()
@@ -158,9 +176,18 @@ def test_a_filter_is_what_where_is_with_the_same_text(spark: Any, cluster: Clust
     flags = df.select("seq", *[_expr(text, at) for at, text in enumerate(texts)])
     table = flags.toArrow()
     seqs = table.column("seq").to_pylist()
-    for at, text in enumerate(texts):
-        says = {seq for seq, flag in zip(seqs, table.column(f"c{at}").to_pylist(), strict=True) if flag}
-        assert kept[text] == says, text
+    said = {
+        text: {seq for seq, flag in zip(seqs, table.column(f"c{at}").to_pylist(), strict=True) if flag}
+        for at, text in enumerate(texts)
+    }
+    assert kept == said
+    for compiled in (False, True):
+        index = FilterIndex()
+        if compiled:
+            index._to_table()
+        ids = {text: index.add(parse(text, parse_attributes(DECLARED))) for text in texts}
+        found = {id: {place + 1 for place in places.tolist()} for id, places in index.match(table_of(rows))}
+        assert {text: found.get(id, set()) for text, id in ids.items()} == said
     one = next(text for text in texts if 0 < len(kept[text]) < len(rows) and parse(text, parse_attributes(DECLARED)))
     through = load(spark, cluster, subscribe=name, filter=one)
     assert {row.seq for row in through.select("seq").collect()} == {

@@ -45,7 +45,7 @@ def run(runs: int = 3, progress: Progress | None = None) -> Result:
     streams = {"zipf": _stream(_zipf(rng)), "uniform": _stream(rng.integers(0, KEYS, BATCH * BATCHES))}
     _by_key(streams["zipf"][:2])  # compiled before anything is timed
     samples: dict[str, list[Result]] = {}
-    busy = _Busy()
+    busy = Busy()
     for _ in range(runs):
         for name, job, stream in (
             ("by-key-zipf", _by_key, streams["zipf"]),
@@ -188,7 +188,7 @@ class _Searchsorted:
             self.last = np.insert(self.last, at[new], lasts[new])
 
 
-class _Busy:
+class Busy:
     """How many processors others kept busy meanwhile."""
 
     def __init__(self) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from tidings.lab.demo import Demo
 
+WRONG = {"lost": "lost", "duplicated": "twice", "out_of_order": "out of order"}
+
 EXAMPLE = "Example: tidings demo --seconds 20 --clients 90"
 
 
@@ -21,6 +23,7 @@ def demo(
     seconds: Annotated[float, typer.Option(min=4, help="Seconds of load.")] = 40.0,
     regions: Annotated[int, typer.Option(min=1, max=3, help="Regions.")] = 3,
     replicas: Annotated[int, typer.Option(min=1, help="Replicas of each region.")] = 3,
+    edges: Annotated[int, typer.Option(min=0, help="Edges of each region, which feed plain subscribers.")] = 1,
     clients: Annotated[int, typer.Option(min=4, help="Clients that subscribe; most of them are caches.")] = 60,
     as_json: Json = False,
 ) -> None:
@@ -31,7 +34,7 @@ def demo(
     from tidings.lab.demo import Demo
     from tidings.net.loop import run
 
-    made = Demo(regions, replicas, clients, seconds)
+    made = Demo(regions, replicas, clients, seconds, edges)
     result = _shown(made) if sys.stderr.isatty() else run(made.run())
     emit(result, as_json, lambda: _report(result))
     if not result["audit"]["passed"]:
@@ -89,6 +92,10 @@ def _report(result: dict[str, Any]) -> None:
     for name in ("published", "delivered", "collected", "lost", "duplicated"):
         print(f"{name:>14}  {result[name]:,}")
     say(f"{'longest stall':>14}  {result['longest_stall_s']:.2f} s{_where(result['longest_stall'])}", " " * 16)
+    for name, each in result["tapes"].items():
+        wrong = [f"{each[what]} {words}" for what, words in WRONG.items() if each[what]]
+        verdict = ", ".join(wrong).upper() or "one order, none lost, none twice"
+        say(f"{name:>14}  {count(each['events'], 'event')} of all regions: {verdict}", " " * 16)
     print(f"{'rate':>14}  {result['events_per_s']:,.0f} events/s")
     print(f"{'receipts':>14}  {audit['receipts']:,} of {count(audit['subscribers'], 'subscriber')}")
     judged = ", ".join(f"{audit[name]:,} {name}" for name in ("proved", "violated", "unverifiable"))

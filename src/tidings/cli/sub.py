@@ -46,11 +46,23 @@ def sub(
     streams: Annotated[list[str], typer.Argument(help="The streams.", metavar="STREAM...", show_default=False)],
     where: Annotated[str | None, typer.Option(help="Only events that meet this condition.", metavar="SQL")] = None,
     start: Annotated[
-        str, typer.Option(help="Where to begin.", metavar="earliest|latest|SEQ", callback=parse_start)
+        str,
+        typer.Option(
+            help="Where to begin; with --order total a number is a tick.",
+            metavar="earliest|latest|SEQ",
+            callback=parse_start,
+        ),
     ] = "latest",
     order: Annotated[
-        DeliveryOrder, typer.Option(help="publisher: each stream in its own order.")
+        DeliveryOrder,
+        typer.Option(help="publisher: each stream in its own order; total: all streams in one, the same everywhere."),
     ] = DeliveryOrder.publisher,
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="With --order total: end with an error when a region is silent for this long.", metavar="S"
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="A durable name: continue behind what was printed under it.")] = None,
     receipts: Annotated[
         bool | None,
@@ -72,7 +84,7 @@ def sub(
     """Print events, one JSON object each, until Ctrl-C."""
     place: Any = int(start) if start.isdecimal() else start
     options: dict[str, Any] = {"where": where, "start": place, "order": order.value, "name": name}
-    options["receipts"] = receipts
+    options |= {"receipts": receipts, "patience": patience}
     text = output is Output.text and not as_json
     try:
         with_client(find_cluster(url, directory), token, lambda t: _print(t, streams, options, count, text))
@@ -90,15 +102,15 @@ async def _print(t: Connection, streams: list[str], options: dict[str, Any], cou
         while left is None or left > 0:
             one_by_one = subscription.durable  # each is acknowledged when the next is asked for
             events = [await subscription.next()] if one_by_one else (await subscription.events())[:left]
-            sys.stdout.write("".join([line_of(event, text) for event in events]))
+            sys.stdout.write("".join([line_of(event, text, options["order"] == "total") for event in events]))
             sys.stdout.flush()
             left = None if left is None else left - len(events)
         if subscription.durable:
             await subscription.ack()
 
 
-def line_of(event: Event, text: bool) -> str:
-    """An event as a line, or as JSON on one."""
+def line_of(event: Event, text: bool, total: bool = False) -> str:
+    """An event as a line, or as JSON on one; in a total order with its tick."""
     import msgspec
 
     if text:
@@ -116,4 +128,6 @@ def line_of(event: Event, text: bool) -> str:
         "published_at": event.published_at,
         "region": event.region,
     }
+    if total:
+        line["tick"] = event.tick
     return msgspec.json.encode(line).decode() + "\n"

@@ -203,16 +203,19 @@ class Connection:
         start: Start = "latest",
         order: str = "publisher",
         name: str | None = None,
+        patience: float | None = None,
         receipts: bool | None = None,
     ) -> Opening:
         """Events of one or several streams, from ``start`` on, for which ``where`` is true.
 
         With a ``name`` the subscription is durable: it continues behind what was acknowledged under that name.
+        With ``order="total"`` events of all streams come in one order, the same for all subscribers; ``start`` is a
+        tick then, and `OrderStalled` is raised when nothing comes of a region for ``patience`` seconds.
         ``receipts``: as for `connect`, for this subscription alone.
         """
         asked: Any = stream  # whatever the types promise
         given = asked if isinstance(asked, Iterable) and not isinstance(asked, str) else [asked]
-        return self._subscribing.subscribe((*given, *more), where, start, order, name, receipts)
+        return self._subscribing.subscribe((*given, *more), where, start, order, name, patience, receipts)
 
     def read(
         self,

@@ -26,6 +26,7 @@ __all__ = [
     "NotBuilt",
     "NotFinal",
     "NotPublished",
+    "OrderStalled",
     "PayloadTooLarge",
     "PublishFailed",
     "StagingFull",
@@ -122,6 +123,20 @@ class SubscriptionEnded(TidingsError):
 
 class Superseded(SubscriptionEnded):
     """A newer subscriber holds this durable name; what was not acknowledged is delivered to it."""
+
+
+class OrderStalled(SubscriptionEnded):
+    """Nothing came of a region for longer than ``patience``, so the total order could not go on.
+
+    ``stream`` is the stream that held it up, ``region`` who is silent. Everything before ``start`` was delivered:
+    subscribe again with it, without that stream or later.
+    """
+
+    def __init__(self, message: str, region: str = "", stream: str = "", start: str | int = "latest") -> None:
+        super().__init__(message)
+        self.region = region
+        self.stream = stream
+        self.start = start
 
 
 class Unsettled(TidingsError):

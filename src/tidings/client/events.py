@@ -39,7 +39,9 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     A lost one stands for the numbers [lo, hi) of its ``attrs``, of which the first is its own: they were given out, and
     their owner has declared that no replica has these events. A filter does not hide it.
 
-    Attributes that a stream gained later are missing in older events; None stands for null.
+    Attributes that a stream gained later are missing in older events; None stands for null. ``tick`` orders events of
+    different streams: a total order is that of (tick, seq). Events that were published in one batch share it; what is
+    lost has none, 0.
     """
 
     stream: str
@@ -50,6 +52,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     attrs: Mapping[str, Any]
     published_at: datetime
     region: str
+    tick: int = 0
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
@@ -185,16 +188,18 @@ def _row_events(span: Span) -> Iterator[Event]:
         attrs = _collecting(rows, numbers.tolist())
     elif others:
         attrs = _attributes(rows)
-    times, regions = _origins(rows)
-    return map(Event, repeat(stream_name(span.stream)), seqs, kinds, keys, payloads, attrs, times, regions)
+    times, regions, ticks = _origins(rows)
+    return map(Event, repeat(stream_name(span.stream)), seqs, kinds, keys, payloads, attrs, times, regions, ticks)
 
 
 def _listed(stream: str, rows: SmallRows) -> Iterator[Event]:
     """The same for a few rows that came as lists."""
-    times, regions = _origins(rows)
+    times, regions, ticks = _origins(rows)
     payloads = [b"" if each is None else each for each in rows.payloads]
     seqs, keys = range(rows.first, rows.first + rows.count), rows.keys or repeat(None)
-    return map(Event, repeat(stream), seqs, repeat(KINDS[DATA]), keys, payloads, repeat(NO_ATTRS), times, regions)
+    return map(
+        Event, repeat(stream), seqs, repeat(KINDS[DATA]), keys, payloads, repeat(NO_ATTRS), times, regions, ticks
+    )
 
 
 def _attributes(rows: ArrowRows) -> list[dict[str, Any]]:
@@ -222,23 +227,25 @@ def _collecting(rows: ArrowRows, kinds: list[int]) -> list[Mapping[str, Any]]:
     return out
 
 
-def _origins(rows: ArrowRows) -> tuple[Iterable[datetime], Iterable[str]]:
-    """When and where each row was published."""
+def _origins(rows: ArrowRows) -> tuple[Iterable[datetime], Iterable[str], Iterable[int]]:
+    """When and where each row was published, and its tick."""
     origins = rows.origins
     if not origins:
-        return repeat(_EPOCH), repeat("")
+        return repeat(_EPOCH), repeat(""), repeat(0)
+    first = origins[0]
     if len(origins) == 1:
-        return repeat(published_time(origins[0].at)), repeat(origins[0].region)
+        return repeat(published_time(first.at)), repeat(first.region), repeat(first.tick)
     if rows.seqs is None:
         counts = [origin.hi - origin.lo for origin in origins]
     else:
         starts = rows.seqs.searchsorted(np.array([origin.lo for origin in origins]))
         counts = np.diff(starts, append=rows.count).tolist()
-    times = chain.from_iterable([repeat(published_time(o.at), n) for o, n in zip(origins, counts, strict=True)])
-    first = origins[0].region
-    if all([origin.region == first for origin in origins]):
-        return times, repeat(first)
-    return times, chain.from_iterable([repeat(o.region, n) for o, n in zip(origins, counts, strict=True)])
+    each = list(zip(origins, counts, strict=True))
+    times = chain.from_iterable([repeat(published_time(o.at), n) for o, n in each])
+    ticks = chain.from_iterable([repeat(o.tick, n) for o, n in each])
+    if all([origin.region == first.region for origin in origins]):
+        return times, repeat(first.region), ticks
+    return times, chain.from_iterable([repeat(o.region, n) for o, n in each]), ticks
 
 
 def published_time(at: float) -> datetime:

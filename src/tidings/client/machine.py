@@ -1,17 +1,17 @@
 """A client as one machine: what the cluster looks like, a publisher per owning region, subscribers, questions.
 
-    commands:  Submit(batch)  Open/Taken/Processed/Close(subscription)  Ask/Drop(question)  Hold/MoveLease/LetGo(lease)
-               Sinking/DropSinking(request of a sink)  Lost(node)
-    delivered: Acked, Refused, Broken   Fed, Heard, Saved, Ended   Answered   Granted, Dropped   SinkAnswered
-               Description
+    commands:  Submit(batch)  Open/OpenMerge/Taken/Processed/Close(subscription)  Ask/Drop(question)
+               Hold/MoveLease/LetGo(lease)  Sinking/DropSinking(request of a sink)  Lost(node)
+    delivered: Acked, Refused, Broken   Fed, Heard, Saved, Ended   Begun, Merged, Stalled   Answered
+               Granted, Dropped   SinkAnswered   Description
 
 It begins with seeds, addresses without names. A replica at one of them describes the cluster: regions, chains, streams.
 From then on the configurations of the chains say where every replica is. The machine learns them from descriptions and
 from replicas that are not the head, and asks for a description again when a node is lost or silent. It gives the newest
 configuration of each region to the publisher, the sinks, the leases and the subscribers that use it.
 
-The parts are machines of their own: questions.py, region_clients.py, followers.py, `Holder` (leases) and, at a peer,
-fabric.py. This file routes inputs to them and nothing else.
+The parts are machines of their own: questions.py, region_clients.py, followers.py, mergers.py, `Holder` (leases) and,
+at a peer, fabric.py. This file routes inputs to them and nothing else.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ from tidings.client.commands import (
 )
 from tidings.client.fabric import Fabric
 from tidings.client.followers import Followers
+from tidings.client.mergers import Mergers
 from tidings.client.questions import ANSWERS, Questions
 from tidings.client.region_clients import RegionPublishers, RegionSinks
 from tidings.core.errors import TidingsError
 from tidings.core.ids import NodeId, RegionId, StreamId, is_internal, stream_name
+from tidings.protocols.brokers.merging import OpenMerge
 from tidings.protocols.brokers.messages import (
     AllConsumed,
     Consumed,
@@ -89,6 +91,7 @@ from tidings.protocols.services.leases import (
     MoveLease,
     Unleased,
 )
+from tidings.protocols.services.promises import MergeHeard
 from tidings.protocols.services.publishing import (
     NotHead,
     Post,
@@ -152,6 +155,7 @@ class ClientMachine:
         self.followers = Followers(view, settings.subscriptions)
         self.subscribers = self.followers.subscribers
         self.opened = self.followers.opened
+        self.mergers = Mergers(view, settings.subscriptions)
         self.holders: dict[str, Holder] = {}  # by the name of a lease
         self.described: Time | None = None  # when the last own description was asked for
         self.lost: Time = -1e18  # when a node was last lost
@@ -195,8 +199,10 @@ class ClientMachine:
                 return self.followers.open(now, input)
             case ChangeFilter(id, where):
                 return self.followers.refilter(now, id, where)
+            case OpenMerge():
+                return self.mergers.open(now, input)
             case Close(id):
-                return self.followers.close(id)
+                return [*self.followers.close(id), *self.mergers.close(id)]
             case Ask():
                 return self.questions.ask(input)
             case Drop(nonce):
@@ -221,6 +227,8 @@ class ClientMachine:
             publisher.check()
         for subscriber in self.subscribers.values():
             subscriber.check()
+        for merger in self.mergers.by_id.values():
+            merger.check()
         for holder in self.holders.values():
             holder.check()
         for sink in self.sinks.values():
@@ -236,7 +244,7 @@ class ClientMachine:
         if kind in SUBSCRIBING:
             assert isinstance(message, Feed | Unfollowed)
             id = local(message.id)
-            if id not in self.subscribers:
+            if not self._follows(id):
                 return [Send(input.src, Unfollow(message.id))] if kind is Feed else NOTHING
             return self._subscriber(now, id, input)
         if isinstance(message, FeedBeat):
@@ -254,6 +262,8 @@ class ClientMachine:
             return self._not_head(now, input, message.membership)
         if isinstance(message, CursorAt):
             return self._cursor(now, input, message)
+        if isinstance(message, MergeHeard):
+            return self._subscriber(now, message.id, input)
         return self.fabric.handle(now, input) if self.fabric is not None else NOTHING
 
     def _expire(self, now: Time, timer: Timer) -> Effects:
@@ -286,7 +296,7 @@ class ClientMachine:
         """The connection to a node is gone: nothing waits for its answers any longer."""
         out: list[Effect] = []
         self.lost = now
-        for id in list(self.subscribers):
+        for id in [*self.subscribers, *self.mergers.by_id]:
             out.extend(self._subscriber(now, id, Lost(node)))
         for holder in self.holders.values():
             out.extend(holder.lost(now, node))
@@ -362,7 +372,7 @@ class ClientMachine:
             out.extend(self.sinks[region].learn(membership))
         for holder in self.holders.values():
             out.extend(holder.learn(now, membership))
-        for id in list(self.subscribers):
+        for id in [*self.subscribers, *self.mergers.by_id]:
             out.extend(self._subscriber(now, id, Learn(membership)))
         if region == self.home and self.fabric is not None:
             self.fabric.learn(now, membership)
@@ -382,6 +392,8 @@ class ClientMachine:
             for id, subscriber in list(self.subscribers.items()):
                 if subscriber.name is not None:
                     out.extend(self._subscriber(now, id, input))
+            for id in list(self.mergers.by_id):
+                out.extend(self._subscriber(now, id, input))
         return [*out, *self.questions.not_head(input.src, membership)]
 
     # --- parts ------------------------------------------------------------------------------------------
@@ -394,8 +406,14 @@ class ClientMachine:
                 return [*out, *self._gone(now, effect.item.stream)]
         return [*out, *self._hurry(now)] if _reports(out, "publisher_retry") else out
 
+    def _follows(self, id: int) -> bool:
+        """Whether a replica feeds this subscription, by itself or as a part of a merge."""
+        return id in self.subscribers or id in self.mergers.parts
+
     def _subscriber(self, now: Time, id: int, input: Input) -> list[Effect]:
         """A subscriber that moved to another replica has lost one: perhaps the chain has changed."""
+        if id not in self.subscribers and (merge := self.mergers.parts.get(id, id)) in self.mergers.by_id:
+            return self._merger(now, merge, input)
         out = self.followers.handle(now, id, input)
         if not out:
             return out
@@ -406,13 +424,23 @@ class ClientMachine:
             out.extend(self._gone(now, self.opened[id].stream))
         return out
 
+    def _merger(self, now: Time, id: int, input: Input) -> list[Effect]:
+        """The same for a merge."""
+        streams = self.mergers.streams(id)
+        out = self.mergers.handle(now, id, input)
+        if _reports(out, "subscriber_moved") and id in self.mergers.by_id:
+            out.extend(self._hurry(now))
+        if any([type(each) is Deliver and type(each.item) is Ended and each.item.gone for each in out]):
+            out += [effect for stream in streams for effect in self._gone(now, stream)]
+        return out
+
     def _beat(self, now: Time, src: NodeId, beat: FeedBeat) -> list[Effect]:
         """A replica is there; each of its subscriptions here hears its part, and all of them answer together."""
         out: list[Effect] = []
         consumed: list[tuple[int, int]] = []
         for feed in beat.feeds:
             id = local(feed[0])
-            if id not in self.subscribers:
+            if not self._follows(id):
                 out.append(Send(src, Unfollow(feed[0])))
                 continue
             for effect in self._subscriber(now, id, Received(src, FeedBeat((feed,), beat.within))):
@@ -435,6 +463,8 @@ class ClientMachine:
         for id, subscriber in list(self.subscribers.items()):
             if (subscriber.name, subscriber.stream) == (at.name, at.stream):
                 out.extend(self._subscriber(now, id, input))
+        for id in list(self.mergers.by_id):
+            out.extend(self._merger(now, id, input))
         return out
 
     def _holder(self, now: Time, name: str, input: Input) -> Effects:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tidings.client.errors import TidingsError
 from tidings.client.events import EventRows
-from tidings.client.subscription import Subscription
+from tidings.client.subscription import PlainSubscription
 from tidings.core.ids import StreamId
 
 
@@ -22,7 +22,7 @@ class ReadCalls(Protocol):
 
     async def open_read(
         self, stream: StreamId, lo: int, hi: int, asof: int, where: str, replica: int | None
-    ) -> Subscription:
+    ) -> PlainSubscription:
         """Open a subscription that ends at ``hi``."""
         ...
 
@@ -35,7 +35,7 @@ class Reading:
     ) -> None:
         self._calls = calls
         self._request = (stream, lo, hi, asof, where, replica)
-        self._subscription: Subscription | None = None
+        self._subscription: PlainSubscription | None = None
         self.stream = stream
         self.at = lo
         """First number that has not been handed out."""

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 from tidings.client.commands import Ask, Open
-from tidings.client.errors import NotBuilt, TidingsError
+from tidings.client.errors import TidingsError
 from tidings.client.fabric import Heard
+from tidings.client.merged import MergedSpans, MergedSubscription
 from tidings.client.reading import Reading
 from tidings.client.receipts import ReceiptLedger
 from tidings.client.session import Session
 from tidings.client.streams import StreamCalls
-from tidings.client.subscription import Subscription
+from tidings.client.subscription import PlainSubscription, Subscription
 from tidings.client.validation import name as checked_name
-from tidings.client.validation import number, text
+from tidings.client.validation import number, seconds, text
 from tidings.core.errors import BadInput
 from tidings.core.filters import parse, parse_attributes
 from tidings.core.ids import FIRST, StreamId, StreamName, is_internal
+from tidings.protocols.brokers.merging import Begun, Merged, OpenMerge, Stalled
 from tidings.protocols.brokers.messages import EARLIEST, LATEST
 from tidings.protocols.brokers.subscriber import Ended, Fed, Refiltered, Saved
+from tidings.protocols.services.catalog import StreamDef
 from tidings.protocols.services.receipts import Receipt, Receipts
 
 REPORT = 0.1  # seconds between reports of what durable subscriptions have processed; ours
@@ -52,6 +55,9 @@ class SubscribeCalls:
         session.on(Saved, self._on_saved)
         session.on(Ended, self._on_ended)
         session.on(Refiltered, self._on_refiltered)
+        session.on(Begun, self._on_begun)
+        session.on(Merged, self._on_merged)
+        session.on(Stalled, self._on_stalled)
 
     def start_reports(self) -> None:
         """Tell the machine ten times a second what durable subscriptions have processed."""
@@ -71,21 +77,29 @@ class SubscribeCalls:
     # --- calls ----------------------------------------------------------------------------------------------
 
     def subscribe(
-        self, streams: Iterable[Any], where: str | None, start: Start, order: str, name: str | None, asked: bool | None
+        self,
+        streams: Iterable[Any],
+        where: str | None,
+        start: Start,
+        order: str,
+        name: str | None,
+        patience: float | None,
+        asked: bool | None,
     ) -> Opening:
         """A subscription that is not open yet; raises `BadInput`. ``asked``: whether to send receipts for it."""
-        if order == "total":
-            raise NotBuilt(
-                "order='total' is not built yet; use order='publisher', which keeps the order of each stream"
-            )
-        if order != "publisher":
+        if order not in ("publisher", "total"):
             raise BadInput(f"order={order!r}: it is 'publisher' or 'total'")
+        if patience is not None and seconds("patience", patience) and order != "total":
+            raise BadInput("patience is for order='total': without it no stream waits for another")
         names = [checked_name("stream", each) for each in streams]
         if not names or len(set(names)) < len(names):
             raise BadInput(f"subscribe to {names}: name at least one stream, and each once")
         if name is not None:
             checked_name("name", name)
-        return Opening(self, names, text("where", where or ""), _position(start), name, asked)
+        where, lo = text("where", where or ""), _position(start)
+        if order == "total":
+            return Opening(lambda: self.open_merge(names, where, lo, name, patience, asked))
+        return Opening(lambda: self.open(names, where, lo, name, asked))
 
     def read(
         self, stream: StreamId, lo: int, hi: int, asof: int | None, where: str | None, replica: int | None
@@ -102,33 +116,66 @@ class SubscribeCalls:
         self, streams: list[StreamId], where: str, lo: int, name: str | None, asked: bool | None
     ) -> Subscription:
         """Open a subscription to some streams, from ``lo`` on."""
-        ids = [await self._check(stream, where) for stream in streams]
-        holder = self._holder = max(int(time.time() * 1e6), self._holder + 1)
+        ids = [(await self._check(stream, where)).id for stream in streams]
+        holder = self._next_holder()
         opens = [Open(self._next_id(), stream, lo, where, name, holder) for stream in ids]
-        wanted = next((each for each in (asked, self._receipts) if each is not None), self._session.machine.receipts)
-        return await self._enter(opens, name or self._session.client_id if wanted else None)
+        return await self._enter(opens, self._subscriber(name, asked))
+
+    async def open_merge(
+        self, streams: list[StreamId], where: str, lo: int, name: str | None, patience: float | None, asked: bool | None
+    ) -> MergedSubscription:
+        """Open a subscription to some streams in one order, from the tick ``lo`` on."""
+        found = [await self._check(stream, where) for stream in streams]
+        odd = [each.name for each in found if is_internal(each.name) or each.counted]
+        if odd:
+            raise BadInput(f"stream {odd[0]!r} has no ticks, so it cannot be in a total order")
+        if len({each.id for each in found}) < len(found):
+            raise BadInput(f"subscribe to {streams}: name each stream once")
+        holder, id = self._next_holder(), self._next_id()
+        parts = tuple([(self._next_id(), each.id, each.region) for each in found])
+        regions = tuple([(self._next_id(), region) for region in sorted({each.region for each in found})])
+        where_to = (lo, 0) if lo < 0 else (EARLIEST, lo - 1)
+        open = OpenMerge(id, parts, regions, *where_to, where, name, holder, patience)
+        subscription = MergedSubscription(self._session, [open], self._forget, self._session.loop)
+        self._subscriptions[id] = subscription
+        subscriber = self._subscriber(name, asked)
+        if subscriber is not None:
+            subscription.on_taken = self._note_merged
+            for part, stream, _ in parts:
+                self._ledger.open(part, subscriber, holder, stream)
+        return await subscription.__aenter__()
 
     async def open_read(
         self, stream: StreamId, lo: int, hi: int, asof: int, where: str, replica: int | None
-    ) -> Subscription:
+    ) -> PlainSubscription:
         """Open a subscription that ends at ``hi``."""
-        id = await self._check(stream, where)
+        id = (await self._check(stream, where)).id
         return await self._enter([Open(self._next_id(), id, lo, where, None, 0, hi, asof, replica)])
 
-    async def _check(self, stream: StreamName | StreamId, where: str) -> StreamId:
-        """The stream's id; raises `UnknownStream`, or `BadFilter`, which says where a filter is wrong."""
+    async def _check(self, stream: StreamName | StreamId, where: str) -> StreamDef:
+        """The stream; raises `UnknownStream`, or `BadFilter`, which says where a filter is wrong."""
         definition = await self._streams.known(stream)
         if where:
             parse(where, parse_attributes(definition.attrs))
-        return definition.id
+        return definition
+
+    def _subscriber(self, name: str | None, asked: bool | None) -> str | None:
+        """In whose name a subscription sends receipts, if it does."""
+        wanted = next((each for each in (asked, self._receipts) if each is not None), self._session.machine.receipts)
+        return name or self._session.client_id if wanted else None
+
+    def _next_holder(self) -> int:
+        self._holder = max(int(time.time() * 1e6), self._holder + 1)
+        return self._holder
 
     def _next_id(self) -> int:
         self._last_id += 1
         return self._last_id
 
-    async def _enter(self, opens: list[Open], subscriber: str | None = None) -> Subscription:
+    async def _enter(self, opens: list[Open], subscriber: str | None = None) -> PlainSubscription:
         """Open a subscription; it sends receipts in the name of ``subscriber``, if there is one."""
-        subscription = Subscription(self._session, opens, self._forget, self._check, self._session.loop)
+        loop = self._session.loop
+        subscription = PlainSubscription(self._session, opens, self._forget, loop, self._check)
         self._subscriptions |= dict.fromkeys(subscription.feeds, subscription)
         if subscriber is not None:
             subscription.on_taken = self._ledger.note
@@ -137,10 +184,17 @@ class SubscribeCalls:
                     self._ledger.open(open.id, subscriber, open.holder, open.stream)
         return await subscription.__aenter__()
 
+    def _note_merged(self, id: int, item: MergedSpans) -> None:
+        for part, span in item.spans:
+            self._ledger.note(part, span)
+
     def _forget(self, ids: list[int]) -> None:
         for id in ids:
-            self._subscriptions.pop(id, None)
+            subscription = self._subscriptions.pop(id, None)
             self._ledger.end(id)
+            if isinstance(subscription, MergedSubscription):
+                for part, _, _ in subscription.open.streams:
+                    self._ledger.end(part)
 
     async def _send_receipts(self, receipts: tuple[Receipt, ...]) -> None:
         nonce = self._session.nonce()
@@ -170,8 +224,23 @@ class SubscribeCalls:
 
     def _on_refiltered(self, item: Refiltered) -> None:
         subscription = self._subscriptions.get(item.id)
-        if subscription is not None:
+        if isinstance(subscription, PlainSubscription):
             subscription.refiltered(item.id, item.horizon)
+
+    def _on_begun(self, item: Begun) -> None:
+        subscription = self._subscriptions.get(item.id)
+        if isinstance(subscription, MergedSubscription):
+            subscription.begun(item, self._session.loop.time())
+
+    def _on_merged(self, item: Merged) -> None:
+        subscription = self._subscriptions.get(item.id)
+        if isinstance(subscription, MergedSubscription):
+            subscription.fed(item.id, MergedSpans(item))
+
+    def _on_stalled(self, item: Stalled) -> None:
+        subscription = self._subscriptions.get(item.id)
+        if isinstance(subscription, MergedSubscription):
+            subscription.stalled(item)
 
     def _end(self, error: TidingsError) -> None:
         for subscription in self._subscriptions.values():
@@ -181,22 +250,13 @@ class SubscribeCalls:
 class Opening:
     """A subscription that is not open yet: ``async with`` opens it."""
 
-    def __init__(
-        self,
-        calls: SubscribeCalls,
-        streams: list[StreamId],
-        where: str,
-        lo: int,
-        name: str | None,
-        receipts: bool | None,
-    ) -> None:
-        self._calls = calls
-        self._request = (streams, where, lo, name, receipts)
+    def __init__(self, open: Callable[[], Awaitable[Subscription]]) -> None:
+        self._open = open
         self._subscription: Subscription | None = None
 
     async def open(self) -> Subscription:
         """Open it; the subscription must be closed."""
-        self._subscription = await self._calls.open(*self._request)
+        self._subscription = await self._open()
         return self._subscription
 
     async def __aenter__(self) -> Subscription:

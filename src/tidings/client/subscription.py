@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from tidings.client.commands import ChangeFilter, Close, Open, Processed, Taken
 from tidings.client.errors import AsofGone, Closed, SubscriptionEnded, Superseded, TidingsError
 from tidings.client.events import Event, EventRows, events_of
 from tidings.client.validation import text
 from tidings.core.ids import StreamId, StreamName, stream_name
+from tidings.core.rows import Rows
 from tidings.core.small_rows import SmallRows
 from tidings.core.span import Span
+from tidings.protocols.brokers.merging import OpenMerge
 from tidings.protocols.brokers.subscriber import Ended
 from tidings.protocols.kernel import Command
 
@@ -60,10 +62,11 @@ class SubscriptionQueue:
         "taken",
     )
 
-    def __init__(self, open: Open) -> None:
+    def __init__(self, open: Open | OpenMerge) -> None:
         self.open = open
         self.id = open.id
-        self.stream: StreamName = stream_name(open.stream)
+        streams = [open.stream] if isinstance(open, Open) else [stream for _, stream, _ in open.streams]
+        self.stream: StreamName = ", ".join(map(stream_name, streams))
         self.begun = False
         self.heard = 0.0  # when there was a sign of life
         self.horizon = 0  # of its source
@@ -75,41 +78,52 @@ class SubscriptionQueue:
         self.saved = 0
 
 
+class Delivery(Protocol):
+    """What a subscription is given at once: spans, or what several merged streams have up to a tick."""
+
+    @property
+    def hi(self) -> int:
+        """Where it ends."""
+        ...
+
+    @property
+    def rows(self) -> Rows:
+        """Its rows, if they are those of one span."""
+        ...
+
+
 class Subscription:
     """Created by `subscribe`; use it as ``async with``."""
 
     def __init__(
         self,
         connection: SubscriptionCommands,
-        opens: list[Open],
+        opens: Sequence[Open | OpenMerge],
         forget: Callable[[list[int]], None],
-        check: Callable[[StreamId, str], Awaitable[object]],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._connection = connection
         self._loop = loop
         self._forget = forget
-        self._check = check  # raises `BadFilter`
         self.feeds = {open.id: SubscriptionQueue(open) for open in opens}
         self.durable = opens[0].name is not None
-        self._queue: deque[tuple[SubscriptionQueue, Span]] = deque()
+        self._queue: deque[tuple[SubscriptionQueue, Any]] = deque()
         self._taken = 0  # spans since credit was given
         self._crediting: asyncio.TimerHandle | None = None
         self._rest: Iterator[Event] = iter(())  # of the span that is handed out
-        self._current: tuple[SubscriptionQueue, Span] | None = None
+        self._current: tuple[SubscriptionQueue, Any] | None = None
         self._last: Event | None = None  # of the current span, the event handed out last if they go one by one
         self._waiter: asyncio.Future[None] | None = None
         self._error: TidingsError | None = None
         self._closed = False
         self._saving: list[asyncio.Future[None]] = []
         self._changed: list[asyncio.Future[None]] = []
-        self._refiltered: dict[int, int] = {}  # by feed: from which number on its newest filter holds
         self.on_heard: Callable[[SubscriptionQueue], None] | None = None
-        self.on_taken: Callable[[int, Span], None] | None = None  # told of every span that the application is given
+        self.on_taken: Callable[[int, Any], None] | None = None  # told of all that the application is given
 
     # --- life -------------------------------------------------------------------------------------------
 
-    async def __aenter__(self) -> Subscription:
+    async def __aenter__(self) -> Self:
         for feed in self.feeds.values():
             self._connection.command(feed.open)
         try:
@@ -154,7 +168,7 @@ class Subscription:
 
     # --- what the connection tells ------------------------------------------------------------------------
 
-    def fed(self, id: int, span: Span) -> None:
+    def fed(self, id: int, span: Delivery) -> None:
         """The next span of a stream."""
         feed = self.feeds[id]
         feed.at = span.hi
@@ -225,7 +239,7 @@ class Subscription:
 
     # --- taking ---------------------------------------------------------------------------------------------
 
-    async def _span(self) -> Span:
+    async def _span(self) -> Any:
         """The next span; what came before it is processed."""
         self._processed_current()
         await self._some()
@@ -239,15 +253,6 @@ class Subscription:
         elif self._crediting is None:
             self._crediting = self._loop.call_later(SOON, self._credit_late)
         return span
-
-    async def taken(self) -> list[Span]:
-        """Every span that is there, at least one, of a subscription to one stream."""
-        await self._some()
-        spans = [span for _, span in self._queue]
-        self._queue[-1][0].taken = spans[-1].hi
-        self._queue.clear()
-        self._credit()
-        return spans
 
     def _credit(self) -> None:
         """Tell the machine what was taken: its sender may go on."""
@@ -282,16 +287,16 @@ class Subscription:
             self._current = self._last = None
 
     def _processed_last(self) -> None:
-        if self._last is not None and self._current is not None:
-            self._current[0].processed = self._last.seq + 1
+        """The event that was handed out last is processed."""
+        raise NotImplementedError
 
     async def _load(self) -> Iterator[Event]:
-        """Events of the next span that has any."""
-        while True:
-            span = await self._span()
-            if span.rows.count or span.lost:
-                self._rest = events_of(span)
-                return self._rest
+        """Events of the next delivery that has any."""
+        raise NotImplementedError
+
+    def spans(self) -> AsyncIterator[EventRows]:
+        """Spans as they come, rows in columns."""
+        raise NotImplementedError
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         while True:
@@ -326,6 +331,67 @@ class Subscription:
         self._last = None
         return rest
 
+    async def ack(self) -> None:
+        """Acknowledge everything that was handed out, and wait until that is durable."""
+        if not self.durable:
+            raise SubscriptionEnded("only a durable subscription can be acknowledged: subscribe with name=...")
+        if self._current is not None:
+            self._processed_last()
+            if self._last is None:
+                self._current[0].processed = self._current[1].hi
+        await self._save()
+
+    async def _save(self) -> None:
+        if self._error is not None:
+            raise self._error
+        behind = [feed for feed in self.feeds.values() if feed.processed > feed.saved]
+        if not behind:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._saving.append(future)
+        for feed in behind:
+            feed.sent = feed.processed
+            self._connection.command(Processed(feed.id, feed.processed, True))
+        await future
+
+
+class PlainSubscription(Subscription):
+    """Spans of each stream in its own order; those of several come as they come."""
+
+    def __init__(
+        self,
+        connection: SubscriptionCommands,
+        opens: list[Open],
+        forget: Callable[[list[int]], None],
+        loop: asyncio.AbstractEventLoop,
+        check: Callable[[StreamId, str], Awaitable[object]],
+    ) -> None:
+        super().__init__(connection, opens, forget, loop)
+        self._streams = {open.id: open.stream for open in opens}
+        self._check = check  # raises `BadFilter`
+        self._refiltered: dict[int, int] = {}  # by feed: from which number on its newest filter holds
+
+    async def taken(self) -> list[Span]:
+        """Every span that is there, at least one, of a subscription to one stream."""
+        await self._some()
+        spans = [span for _, span in self._queue]
+        self._queue[-1][0].taken = spans[-1].hi
+        self._queue.clear()
+        self._credit()
+        return spans
+
+    def _processed_last(self) -> None:
+        if self._last is not None and self._current is not None:
+            self._current[0].processed = self._last.seq + 1
+
+    async def _load(self) -> Iterator[Event]:
+        """Events of the next span that has any."""
+        while True:
+            span: Span = await self._span()
+            if span.rows.count or span.lost:
+                self._rest = events_of(span)
+                return self._rest
+
     async def spans(self) -> AsyncIterator[EventRows]:
         """Spans as they come, rows in columns. Numbers without a row were collected, are ``lost``, or do not pass the
         filter."""
@@ -340,8 +406,8 @@ class Subscription:
         A filter that cannot be had raises `BadFilter`; the old one stays.
         """
         wanted = text("where", where or "")
-        for feed in self.feeds.values():
-            await self._check(feed.open.stream, wanted)
+        for stream in self._streams.values():
+            await self._check(stream, wanted)
         self._refiltered.clear()
         for id in self.feeds:
             self._connection.command(ChangeFilter(id, wanted))
@@ -357,25 +423,3 @@ class Subscription:
         """A stream has another filter."""
         self._refiltered[id] = self.feeds[id].at if horizon is None else horizon
         self._change()
-
-    async def ack(self) -> None:
-        """Acknowledge everything that was handed out, and wait until that is durable."""
-        if not self.durable:
-            raise SubscriptionEnded("only a durable subscription can be acknowledged: subscribe with name=...")
-        if self._current is not None:
-            feed, span = self._current
-            feed.processed = span.hi if self._last is None else self._last.seq + 1
-        await self._save()
-
-    async def _save(self) -> None:
-        if self._error is not None:
-            raise self._error
-        behind = [feed for feed in self.feeds.values() if feed.processed > feed.saved]
-        if not behind:
-            return
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._saving.append(future)
-        for feed in behind:
-            feed.sent = feed.processed
-            self._connection.command(Processed(feed.id, feed.processed, True))
-        await future

@@ -345,6 +345,17 @@ class Chunks:
                     return max(origin.lo, low)
         return horizon
 
+    def above(self, tick: int) -> int:
+        """Where the last stored batch ends whose tick is not larger; 0 if there is none."""
+        self._settle()
+        chunks = self._chunks
+        at = bisect_right(chunks, tick, key=lambda chunk: chunk.rows.origins[0].tick if chunk.rows.origins else 0) - 1
+        if at < 0:
+            return 0
+        origins = chunks[at].rows.origins
+        found = bisect_right(origins, tick, key=lambda origin: origin.tick)
+        return origins[found - 1].hi if found else chunks[at].rows.first
+
     # --- dropping ---------------------------------------------------------------------------------------
 
     def compact(self, limit: int, low: int, budget: int) -> int:

@@ -1,7 +1,8 @@
 """Which numbers of a stream somebody downstream wants to be told of, and which nobody needs any more (Gryphon, A2.7).
 
 Per number a stream is curious (C: an answer is owed), acknowledged (A: nobody downstream needs it) or neutral (N).
-Acknowledged numbers are a prefix, because subscribers consume in order. Curiosity is kept with the time at which it was
+Acknowledged numbers are a prefix, because subscribers consume in order. A question about one takes that back: somebody
+for whom others had spoken meanwhile goes on from an older number. Curiosity is kept with the time at which it was
 passed on: until the repetition interval has gone by, the same question is not passed on again (*consolidation*), and
 after it the mark is forgotten, so that a repeated question goes up again (A2.23, A2.24).
 """
@@ -26,9 +27,9 @@ class Curiosity:
     def ask(self, lo: int, hi: int, now: float) -> list[tuple[int, int]]:
         """Somebody is curious about [lo, hi). Returns the parts to pass on: those not asked for already."""
         self.expire(now)
-        lo = max(lo, self.acked)
         if lo >= hi:
             return []
+        self.acked = min(self.acked, max(lo, FIRST))
         fresh: list[tuple[int, int]] = []
         at = lo
         for start, stop, _ in self._asked:

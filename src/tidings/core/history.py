@@ -506,6 +506,13 @@ class History:
             return self.low
         return self._store.first_since(cutoff, self.low, self.horizon)
 
+    def above(self, tick: int) -> int:
+        """A number such that every live row below it has this tick or a smaller one; the largest that is easily found.
+
+        Ticks ascend. What is lost or was collected behind the last such row lies above that number.
+        """
+        return max(FIRST, self._store.above(tick)) if isinstance(self._store, Chunks) else FIRST
+
     # --- leases and purging -----------------------------------------------------------------------------
 
     def lease(self, name: str, asof: int) -> None:

@@ -48,6 +48,11 @@ class HybridClock:
         return self._micros << STREAM_BITS | self.number
 
 
+def tick_at(time: float) -> Tick:
+    """The smallest tick that stands for a time in seconds."""
+    return int(time * 1e6) << STREAM_BITS
+
+
 def tick_time(tick: Tick) -> float:
     """The time in seconds that a tick stands for."""
     return (tick >> STREAM_BITS) / 1e6

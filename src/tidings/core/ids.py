@@ -32,14 +32,25 @@ RECEIPTS = "_receipts/"
 """Before a region's name: the stream of its delivery receipts, the one kind of internal stream that can be read."""
 
 
+TICKS = "_ticks/"
+"""Before a region's name: the stream of what it promises about ticks, which those who merge streams follow."""
+MERGES = "_merges/"
+"""Before a region's name: the stream of what its clients merge. Both leave their region."""
+
+
 def is_internal(stream: StreamId) -> bool:
-    """Whether a stream is a region's own bookkeeping, which does not leave it."""
+    """Whether a stream is a region's own bookkeeping."""
     return stream.startswith("_")
 
 
 def is_hidden(stream: StreamId) -> bool:
-    """Whether a stream is one that nobody outside the region's chain sees."""
+    """Whether a stream is one that nobody sees but the chains of the regions, and those who merge."""
     return stream.startswith("_") and not stream.startswith(RECEIPTS)
+
+
+def can_be_followed(stream: StreamId) -> bool:
+    """Whether a subscription to a stream may be asked for."""
+    return not is_hidden(stream) or stream.startswith(TICKS)
 
 
 def are_natural(numbers: Iterable[int]) -> bool:

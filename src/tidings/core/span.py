@@ -132,7 +132,7 @@ def join(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
     In what it returns a lost range is a span of its own.
     """
     if any([span.lost for span in a]) or any([span.lost for span in b]):
-        a, b = _parted(a), _parted(b)
+        a, b = parted(a), parted(b)
     if not a or not b or a[-1].hi <= b[0].lo:
         return _coalesced((*a, *b))
     if b[-1].hi <= a[0].lo:
@@ -171,12 +171,7 @@ def compact(spans: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(out)
 
 
-def _inside(lost: Lost, lo: int, hi: int) -> Lost:
-    """The parts of some ranges that lie in [lo, hi)."""
-    return tuple([(max(first, lo), min(last, hi)) for first, last in lost if first < hi and last > lo])
-
-
-def _parted(spans: Iterable[Span]) -> list[Span]:
+def parted(spans: Iterable[Span]) -> list[Span]:
     """The same knowledge with each lost range as a span of its own."""
     out: list[Span] = []
     for span in spans:
@@ -189,6 +184,11 @@ def _parted(spans: Iterable[Span]) -> list[Span]:
         if at < span.hi:
             out.append(span.slice(at, span.hi))
     return out
+
+
+def _inside(lost: Lost, lo: int, hi: int) -> Lost:
+    """The parts of some ranges that lie in [lo, hi)."""
+    return tuple([(max(first, lo), min(last, hi)) for first, last in lost if first < hi and last > lo])
 
 
 def _swept(a: Sequence[Span], b: Sequence[Span]) -> list[Span]:

@@ -1,12 +1,13 @@
 """The demo: a cluster of real processes on this machine under load and faults, and its audit.
 
 Every region has a by-key stream of invalidations and two publishers. Cache clients, plain subscribers and peers of the
-fabric in several processes follow the streams, each connected to one region. Meanwhile a link is cut and healed, and a
-head, a middle and a tail are killed (each in another region) and replaced: by the same process with its disk, or by a
-new one. Then the publishers stop, every subscriber has to reach the end, and late subscribers read what collection has
-left in each region. The functions of check/ judge what publishers were told and what subscribers received. Last comes
-the audit that users have: an archive, whose leases were there before the first event, brings all events and receipts
-into a lake, and a Spark job judges every subscriber by its receipts.
+fabric in several processes follow the streams, each connected to one region; an edge feeds the plain ones. Two tapes in
+different regions follow all streams in one order, through a filter. Meanwhile a link is cut and healed, an edge is
+killed, and a head, a middle and a tail are killed (each in another region) and replaced: by the same process with its
+disk, or by a new one. Then the publishers stop, every subscriber has to reach the end, and late subscribers read what
+collection has left in each region. The functions of check/ judge what publishers were told and what subscribers
+received. Last comes the audit that users have: an archive, whose leases were there before the first event, brings all
+events and receipts into a lake, and a Spark job judges every subscriber by its receipts.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tidings.check import Violation, judge
 from tidings.client.connection import connect
 from tidings.core.errors import BadInput
 from tidings.core.ids import FIRST, RegionId, StreamId
+from tidings.lab.demo_tape import Tape, left_of
 from tidings.lab.lake_audit import Auditor, prepare
 from tidings.server.cluster_config import ProtocolConfig
 from tidings.server.local import LocalCluster
@@ -41,6 +43,7 @@ BATCH = 250
 KEYS = 1_000
 KINDS: tuple[Kind, ...] = ("plain", "cache", "cache", "cache", "peer", "peer", "cache", "plain", "cache")
 DOWN = 2.5  # seconds until a killed replica is replaced; ours: longer than the silence after which it is removed
+EDGE_DOWN = 1.0  # seconds until a killed edge is back; ours: its subscribers are elsewhere by then
 ANSWERS = 30.0  # seconds that publishers have for their last answers; ours
 SETTLE = 30.0  # seconds that subscribers have to reach the end; ours
 LATE = "late-"  # how the names of subscribers begin that come when all is over
@@ -53,12 +56,15 @@ Show = Callable[["Demo"], None]
 class Demo:
     """One run; the attributes say how it stands while it runs."""
 
-    def __init__(self, regions: int = 3, replicas: int = 3, clients: int = 60, seconds: float = 40.0) -> None:
+    def __init__(
+        self, regions: int = 3, replicas: int = 3, clients: int = 60, seconds: float = 40.0, edges: int = 1
+    ) -> None:
         if regions > 3:
             raise BadInput(f"{regions} regions: the distances of the preset are between at most 3")
         self.regions = [f"r{at}" for at in range(regions)]
         self.replicas = replicas
         self.clients = clients
+        self.edges = edges
         self.seconds = seconds
         self.phase = "starting"
         self.began = time.monotonic()
@@ -71,6 +77,9 @@ class Demo:
         self.streams: dict[StreamId, RegionId] = {f"invalidations-{name}": name for name in self.regions}
         self._workers: list[LoadWorker] = []
         self._auditor: Auditor | None = None
+        self._tapes: list[Tape] = []
+        self.edge_subscriptions = 0  # that edges feed when publishing begins
+        self.taped: dict[str, dict[str, Any]] = {}
 
     # --- the run --------------------------------------------------------------------------------------------
 
@@ -79,7 +88,8 @@ class Demo:
         require_java()
         with tempfile.TemporaryDirectory(prefix="tidings-demo-") as folder:
             size, told = (len(self.regions), self.replicas), ProtocolConfig(receipts=True)
-            cluster = LocalCluster(*size, Path(folder) / "cluster", durability="durable", wan="us", protocol=told)
+            where = Path(folder) / "cluster"
+            cluster = LocalCluster(*size, where, durability="durable", wan="us", protocol=told, edges=self.edges)
             watching: asyncio.Task[None] | None = None
             try:
                 await cluster.start()
@@ -89,6 +99,8 @@ class Demo:
                 if watching is not None:
                     watching.cancel()
                     await asyncio.gather(watching, return_exceptions=True)
+                for tape in self._tapes:
+                    await tape.end()
                 for worker in self._workers:
                     await worker.end()
                 if self._auditor is not None:
@@ -106,6 +118,11 @@ class Demo:
             LoadWorker(order, folder / f"{at}.evidence") for at, order in enumerate(self._orders(cluster.url))
         ]
         await asyncio.gather(*[worker.start() for worker in self._workers])
+        ends_of_world = dict.fromkeys((self.regions[0], self.regions[-1]))  # as far apart as regions are
+        self._tapes = [Tape(f"tape-{region}", cluster.url(region), list(self.streams)) for region in ends_of_world]
+        await asyncio.gather(*[tape.start() for tape in self._tapes])
+        regions = (await cluster.status())["regions"]
+        self.edge_subscriptions = sum([each["subscriptions"] or 0 for region in regions for each in region["edges"]])
         talker = self._workers[0]
         self.phase = "publishing"
         await talker.call("publish", "publish", 10.0)
@@ -129,7 +146,10 @@ class Demo:
         finish = {"finish": ends, "timeout": SETTLE, "late": []}
         asked = [finish | {"late": msgspec.to_builtins(late)}, *[finish for _ in self._workers[1:]]]
         calls = [worker.call(what, "done", SETTLE + 30.0) for worker, what in zip(self._workers, asked, strict=True)]
-        await asyncio.gather(*calls)
+        await asyncio.gather(*calls, *[tape.finish() for tape in self._tapes])
+        async with connect(cluster.url(self.regions[0]), timeout=30.0) as t:
+            left = await left_of(t, list(self.streams), ends)
+        self.taped = {tape.name: tape.verdict(left) for tape in self._tapes}
         self.status = await cluster.status()
         evidence = Evidence()
         for worker in self._workers:
@@ -190,6 +210,12 @@ class Demo:
             await self._fault("cut", f"{a}-{b}", cluster.cut(a, b))
             await at(0.25)
             await self._fault("heal", f"{a}-{b}", cluster.heal(a, b))
+        if self.edges:
+            await at(0.15 if len(self.regions) == 1 else 0.28)
+            edge = f"{self.regions[-1]}/e0"
+            await self._fault("kill edge", edge, cluster.kill(edge))
+            await asyncio.sleep(min(EDGE_DOWN, 0.03 * self.seconds))
+            await cluster.restart(edge)
         roles = {1: ["head"], 2: ["head", "tail"]}.get(self.replicas, ["head", "middle", "tail"])
         for turn, role in enumerate(roles):
             await at(0.32 + 0.2 * turn)
@@ -269,13 +295,15 @@ class Demo:
             "collected": collected(trace),
             "lost": sum(by[name] for name in LOST),
             "duplicated": sum(by[name] for name in DUPLICATED),
+            "edge_subscriptions": self.edge_subscriptions,
+            "tapes": self.taped,
             "longest_stall_s": round(stall.seconds, 3) if stall else 0.0,
             "longest_stall": msgspec.to_builtins(stall) if stall else {},
             "faults": self.faults,
             "events_per_s": round(published / max(self.stopped - self.loading, 1e-6), 1),
             "audit": self.audited
             | {
-                "passed": not violations and published > 0 and self._proved,
+                "passed": not violations and published > 0 and self._proved and self._tapes_right,
                 "violations": [*self.audited["violations"], *[_plain(each) for each in violations]],
                 "by_invariant": dict(sorted(by.items())),
                 "first": told(violations),
@@ -283,6 +311,12 @@ class Demo:
             },
             "seconds": round(time.monotonic() - self.began, 1),
         }
+
+    @property
+    def _tapes_right(self) -> bool:
+        """Whether every tape has events, in order, once, and lacks none that is left."""
+        wrong = [each[name] for each in self.taped.values() for name in ("lost", "duplicated", "out_of_order")]
+        return not any(wrong) and all([each["events"] for each in self.taped.values()])
 
     @property
     def _proved(self) -> bool:

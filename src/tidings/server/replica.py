@@ -68,12 +68,14 @@ class Recipe(msgspec.Struct, frozen=True, tag="replica"):
 def warm() -> None:
     """Import and compile what a replica needs under load, so that it happens before it serves."""
     from tidings.core import keyindex  # noqa: PLC0415 - only here
+    from tidings.core.filters import index as filter_index  # noqa: PLC0415
     from tidings.core.gc import GcPolicy  # noqa: PLC0415
     from tidings.core.history import History  # noqa: PLC0415
     from tidings.core.rows import data_rows  # noqa: PLC0415
     from tidings.core.span import Span  # noqa: PLC0415
 
     keyindex.prepare()
+    filter_index.prepare()
     keys = [b"%d" % key for key in range(10_000)]  # more than the key index keeps without compiling
     history = History("warm", GcPolicy.parse("by-key"))
     for lo in range(1, 3 * len(keys), len(keys)):

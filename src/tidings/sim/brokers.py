@@ -20,8 +20,9 @@ def add_cell(
     relays: Sequence[NodeId],
     upstream: Sequence[NodeId],
     settings: RelaySettings,
+    place: RegionId = "",
 ) -> None:
-    """A cell of relays."""
+    """A cell of relays. ``place``: where in the network they are, if it is not their region's."""
     for node in relays:
         peers = [each for each in relays if each != node]
 
@@ -30,16 +31,21 @@ def add_cell(
         ) -> Relay:
             return Relay(me, region, cell, upstream, peers, incarnation + 1, settings)
 
-        deployment.add(node, region, relay)
+        deployment.add(node, place or region, relay)
 
 
 def add_edge(
-    deployment: Deployment, region: RegionId, node: NodeId, upstream: Sequence[NodeId], settings: EdgeSettings
+    deployment: Deployment,
+    region: RegionId,
+    node: NodeId,
+    upstream: Sequence[NodeId],
+    settings: EdgeSettings,
+    place: RegionId = "",
 ) -> None:
-    """An edge. Replicas that are added later are none of those that it asks."""
+    """An edge. Replicas that are added later are none of those that it asks. ``place``: as for a cell."""
     replicas = tuple(deployment.replicas[region])
 
     def edge(durable: list[Any], incarnation: int, rng: random.Random) -> Edge:
         return Edge(node, region, upstream, replicas, incarnation + 1, settings, rng)
 
-    deployment.add(node, region, edge)
+    deployment.add(node, place or region, edge)

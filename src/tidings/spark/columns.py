@@ -46,6 +46,9 @@ KEPT: dict[str, pa.DataType] = {
 }
 """What an archive has besides: what a collecting event collects, and of whose batch a row is part."""
 
+TICK = "tick"
+"""A column for whoever wants one: events of different streams are ordered by (tick, seq), as for subscribers."""
+
 ATTRS, HASH = "attrs", "_hash"
 """Columns in place of the attributes, where they are wanted as JSON: the object, and in an archive the hash of the row,
 which cannot be worked out from it."""
@@ -72,7 +75,7 @@ def attributes_of(streams: Mapping[StreamId, str]) -> dict[str, AttrType]:
 class SparkColumns:
     """Makes record batches of one schema."""
 
-    def __init__(self, schema: pa.Schema, *, archive: bool = False, json: bool = False) -> None:
+    def __init__(self, schema: pa.Schema, *, archive: bool = False, json: bool = False, tick: bool = False) -> None:
         self.schema = schema
         self._names: list[str] = schema.names
         self._makers: dict[str, Callable[[StreamId, ArrowRows], pa.Array]] = {
@@ -91,9 +94,10 @@ class SparkColumns:
                 "before": lambda _, rows: rows.batch.column(3),
                 "where": lambda _, rows: _wheres(rows),
                 "_session": lambda _, rows: pa.array(_spread(rows, [origin.session for origin in rows.origins])),
-                "_tick": lambda _, rows: pa.array(_spread(rows, [origin.tick for origin in rows.origins])),
+                "_tick": lambda _, rows: _ticks(rows),
             }
-
+        if tick:
+            self._makers[TICK] = lambda _, rows: _ticks(rows)
         if json:
             self._makers |= {
                 ATTRS: lambda _, rows: _objects(rows),
@@ -175,6 +179,10 @@ def _spread(rows: ArrowRows, values: Sequence[int]) -> np.ndarray[tuple[int], np
     if len(values) == 1:
         return np.full(rows.count, values[0], dtype=np.int64)
     return np.repeat(np.array(values, dtype=np.int64), _counts(rows))
+
+
+def _ticks(rows: ArrowRows) -> pa.Array:
+    return pa.array(_spread(rows, [origin.tick for origin in rows.origins]))
 
 
 def _micros(at: float) -> int:

@@ -27,7 +27,7 @@ CONNECT = ("servers", "cluster", "token", "tlsCa", "tlsCert", "tlsKey", "timeout
 READ = (
     *CONNECT,
     *("subscribe", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions"),
-    *("failOnDataLoss", "filter", "leaseSeconds", "leaseBytes", "archive", "attributes"),
+    *("failOnDataLoss", "filter", "leaseSeconds", "leaseBytes", "archive", "attributes", "withTick"),
 )
 TIMEOUT = 120.0  # seconds without progress before a task fails; ours: several times what a fail-over takes
 LEASE_SECONDS = 900.0  # ours: longer than the restart of a driver takes, or an executor to start
@@ -98,6 +98,7 @@ class ReadOptions(ConnectOptions, frozen=True, kw_only=True):
     lease_bytes: int = BYTES
     archive: dict[StreamId, int] | None = None
     json: bool = False  # attributes as one column of JSON: the columns are the same whatever the streams declare
+    tick: bool = False  # a column that orders events of different streams
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
@@ -124,6 +125,7 @@ class ReadOptions(ConnectOptions, frozen=True, kw_only=True):
             lease_bytes=_count(given, "leaseBytes") or BYTES,
             archive=_archive(given, streaming),
             json=_attributes(given),
+            tick=_tick(given),
         )
 
 
@@ -151,6 +153,14 @@ def _attributes(given: Mapping[str, str]) -> bool:
     if how == "json" and "filter" in given:
         raise BadInput("option 'attributes' is 'columns' where there is a filter: give one of the two")
     return how == "json"
+
+
+def _tick(given: Mapping[str, str]) -> bool:
+    """Whether there is a column of ticks; an archive has one under another name."""
+    wanted = flag(given, "withTick", default=False)
+    if wanted and "archive" in given:
+        raise BadInput("option 'withTick' does not go with 'archive', which has the column _tick")
+    return wanted
 
 
 def _streams(given: Mapping[str, str]) -> dict[str, Any]:

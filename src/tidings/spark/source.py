@@ -37,7 +37,7 @@ from tidings.core.errors import BadInput
 from tidings.core.filters import SYSTEM, AttrType, parse, parse_attributes
 from tidings.core.ids import FIRST, StreamId, stream_name
 from tidings.core.rows import ArrowRows
-from tidings.spark.columns import ATTRS, FIXED, HASH, KEPT, SparkColumns, attributes_of
+from tidings.spark.columns import ATTRS, FIXED, HASH, KEPT, TICK, SparkColumns, attributes_of
 from tidings.spark.options import EARLIEST, LATEST, Offsets, ReadOptions
 
 log = logging.getLogger("tidings.spark")
@@ -61,7 +61,7 @@ SPARK_TYPES: dict[AttrType, spark_types.DataType] = {
 FIXED_TYPES = {"seq": AttrType.BIGINT, "pub_seq": AttrType.BIGINT, "published_at": AttrType.TIMESTAMP} | dict.fromkeys(
     ("key", "payload"), AttrType.BINARY
 )
-FIXED_TYPES |= dict.fromkeys(("before", "_session", "_tick", HASH), AttrType.BIGINT)
+FIXED_TYPES |= dict.fromkeys(("before", "_session", "_tick", TICK, HASH), AttrType.BIGINT)
 
 
 class DataLoss(TidingsError):
@@ -116,16 +116,19 @@ def streams_of(
 
 def schema_of(options: ReadOptions) -> StructType:
     """The columns of the streams that the options name."""
+    more = [TICK] if options.tick else []
     if options.json:
-        return StructType(fields([*FIXED, *([*KEPT, HASH] if options.archive is not None else ()), ATTRS]))
+        return StructType(fields([*FIXED, *more, *([*KEPT, HASH] if options.archive is not None else ()), ATTRS]))
     with connect(options) as connection:
         streams = streams_of(connection, options)
     if not streams:
         raise BadInput(f"no stream matches the option 'subscribePattern' {options.pattern!r}")
     attributes = attributes_of({stream.name: stream.attrs for stream in streams.values()})
+    if options.tick and TICK in {name.lower() for name in attributes}:
+        raise BadInput(f"option 'withTick': an attribute has the name {TICK!r} already; leave the option out")
     if options.filter:
         parse(options.filter, attributes)  # `BadFilter` says where it is wrong
-    always = fields([*FIXED, *(KEPT if options.archive is not None else ())])
+    always = fields([*FIXED, *more, *(KEPT if options.archive is not None else ())])
     return StructType([*always, *[StructField(name, SPARK_TYPES[kind]) for name, kind in attributes.items()]])
 
 
@@ -198,14 +201,13 @@ def shares(lags: Mapping[StreamId, int], limit: int) -> dict[StreamId, int]:
 
 def batches(options: ReadOptions, schema: StructType, part: Range, *, renew: bool) -> Iterator[pa.RecordBatch]:
     """The rows of a range; ``renew``: nobody else renews the lease while they are read."""
-    columns = SparkColumns(
-        to_arrow_schema(schema, timezone="UTC"), archive=options.archive is not None, json=options.json
-    )
+    wanted = to_arrow_schema(schema, timezone="UTC")
+    columns = SparkColumns(wanted, archive=options.archive is not None, json=options.json, tick=options.tick)
     settings: dict[str, Any] = {"asof": part.asof, "replica": part.replica}
     told = part.stream if options.archive is not None else stream_name(part.stream)
     with connect(options) as connection:
         if options.filter:
-            settings["where"] = filter_of(options, _attributes(schema), connection.stream(part.stream))
+            settings["where"] = filter_of(options, _attributes(schema, options), connection.stream(part.stream))
         if renew and part.lease:
             resumed(connection, part.stream, part.lease, options, options.batch_seconds)
         try:
@@ -228,10 +230,11 @@ def batches(options: ReadOptions, schema: StructType, part: Range, *, renew: boo
             ) from None
 
 
-def _attributes(schema: StructType) -> dict[str, AttrType]:
+def _attributes(schema: StructType, options: ReadOptions) -> dict[str, AttrType]:
     """The attributes among the columns."""
     kinds = {kind: name for name, kind in SPARK_TYPES.items()}
-    return {field.name: kinds[field.dataType] for field in schema.fields if field.name not in FIXED}
+    others = {*FIXED, *([TICK] if options.tick else ())}
+    return {field.name: kinds[field.dataType] for field in schema.fields if field.name not in others}
 
 
 def judge(span: EventRows, options: ReadOptions) -> None:

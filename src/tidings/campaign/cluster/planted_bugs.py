@@ -17,7 +17,8 @@ from typing import Any
 from tidings.campaign.cluster import campaign as cluster_campaign
 from tidings.campaign.cluster import power_cuts
 from tidings.campaign.cluster.faults import Episode, kill_role, pause, pause_head, strand
-from tidings.campaign.sprinkler.planted_bugs import PLANTED, Mutant
+from tidings.campaign.mutation.planted import Mutant
+from tidings.campaign.sprinkler.planted_bugs import PLANTED
 from tidings.core.errors import BadInput
 from tidings.sim.run import Progress
 

@@ -1,6 +1,6 @@
 """Mutation tests of the judges: a checker is trusted because it catches bugs that were put in on purpose.
 
-*Planted* bugs (campaign/sprinkler/planted_bugs.py) are mistakes that people make. The campaign must catch all of them.
+*Planted* bugs (planted_bugs.py of each campaign) are mistakes that people make. The campaign must catch all of them.
 *Generated* mutants negate the conditions of the protocol files, one at a time. They are a report and no gate: it tells
 who changes a protocol which of its conditions the campaign does not notice.
 
@@ -41,7 +41,6 @@ from typing import Any
 import msgspec
 
 from tidings.campaign.mutation.conditions import conditions, switched
-from tidings.campaign.sprinkler.planted_bugs import PLANTED
 from tidings.core.errors import BadInput, TidingsError
 from tidings.results.code_hash import code_on_disk
 
@@ -60,6 +59,7 @@ ENDED = "ended "  # the worker says so when a fork of it has ended, with the exi
 STOPPED = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGALRM)  # says nothing about a mutant
 MOODS = ("calm", "aimed", "swarm")  # of seeds, the most demanding first
 CAMPAIGN = "tidings.campaign.sprinkler.campaign"
+MODULE = "tidings.campaign.mutation.mutants"
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -69,6 +69,7 @@ class Case(msgspec.Struct, frozen=True):
     module: str
     source: str = ""  # of a planted bug
     spot: int | None = None  # of a generated mutant: the number of the condition in its module
+    campaign: str = CAMPAIGN  # that is to catch it
 
 
 NOTHING = Case("", "")
@@ -108,23 +109,30 @@ class Outcome(msgspec.Struct, frozen=True):
 # --- mutants ----------------------------------------------------------------------------------------------
 
 
-def planted() -> list[Case]:
+def bugs(campaign: str = CAMPAIGN) -> Any:
+    """The module with the planted bugs of a campaign, beside it."""
+    return import_module(f"{campaign.rpartition('.')[0]}.planted_bugs")
+
+
+def planted(campaign: str = CAMPAIGN) -> list[Case]:
     """The bugs that were put in by hand."""
-    return [Case(each.id, each.module, each.apply(module_path(each.module).read_text())) for each in PLANTED]
+    sources = [(each, each.apply(module_path(each.module).read_text())) for each in bugs(campaign).PLANTED]
+    return [Case(each.id, each.module, source, campaign=campaign) for each, source in sources]
 
 
-def generated() -> list[Case]:
+def generated(campaign: str = CAMPAIGN) -> list[Case]:
     """Every condition of the protocol files, negated."""
     cases: list[Case] = []
-    for module in mutated():
+    for module in mutated(campaign):
         names = conditions(module, module_path(module).read_text())
-        cases += [Case(name, module, spot=spot) for spot, name in enumerate(names)]
+        cases += [Case(name, module, spot=spot, campaign=campaign) for spot, name in enumerate(names)]
     return cases
 
 
-def mutated() -> list[str]:
+def mutated(campaign: str = CAMPAIGN) -> list[str]:
     """The modules of which the generated mutants are made."""
-    paths = [path for path in (ROOT / "protocols").rglob("*.py") if path.stem not in NOT_MUTATED]
+    folders = [ROOT / folder for folder in bugs(campaign).MUTATED]
+    paths = [path for folder in folders for path in folder.rglob("*.py") if path.stem not in NOT_MUTATED]
     return sorted([".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths])
 
 
@@ -196,8 +204,8 @@ def main() -> None:
     if case.source:  # it is imported in the fork: it may hang or fail
         mutator = _Mutator({case.module: case.source})
     else:
-        mutator = _Mutator({name: switched(module_path(name).read_text()) for name in mutated()})
-        import_module(CAMPAIGN)
+        mutator = _Mutator({name: switched(module_path(name).read_text()) for name in mutated(case.campaign)})
+        import_module(case.campaign)
     for line in sys.stdin.buffer:
         print(f"{ENDED}{_fork(msgspec.json.decode(line, type=MutantOrder), mutator)}", flush=True)
 
@@ -212,24 +220,22 @@ def _fork(order: MutantOrder, mutator: _Mutator) -> int:
     signal.signal(signal.SIGPROF, _too_long)
     mutator.negated = order.case.module, order.case.spot
     for seed in order.seeds:
-        verdict = _face(seed, order.limit)
-        reached = mutator.take() if order.case == NOTHING else {}
+        verdict = _face(order.case.campaign, seed, order.limit)
+        reached = mutator.take() if not order.case.module else {}
         print(msgspec.json.encode(msgspec.structs.replace(verdict, reached=reached)).decode(), flush=True)
         if verdict.by and order.stop:
             break
     os._exit(0)
 
 
-def _face(seed: int, limit: float) -> MutantVerdict:
+def _face(campaign: str, seed: int, limit: float) -> MutantVerdict:
     """Let one seed happen. The limit is on processor time, because the machine may be busy with other things."""
     began = time.process_time()
     hard = int(began + 2 * limit) + 1  # for what no handler can interrupt: the kernel ends the process
     resource.setrlimit(resource.RLIMIT_CPU, (hard, resource.RLIM_INFINITY))
     signal.setitimer(signal.ITIMER_PROF, limit)
     try:
-        from tidings.campaign.sprinkler import campaign
-
-        found: list[tuple[str, str]] = campaign.run_seed(seed)["violations"]
+        found: list[tuple[str, str]] = import_module(campaign).run_seed(seed)["violations"]
     except _TooLong:
         found = [("timeout", f"more than {limit:.0f} seconds")]
     except Exception as problem:
@@ -249,7 +255,7 @@ class Worker:
     def __init__(self, case: Case = NOTHING) -> None:
         paths = [str(ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
-        command = [sys.executable, "-m", "tidings.campaign.mutation.mutants"]
+        command = [sys.executable, "-m", MODULE]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
         self._tell(case)
@@ -297,12 +303,12 @@ def hunt(case: Case, seeds: Sequence[int], limit: float, *, stop: bool = True) -
 class Results:
     """Outcomes on disk, one line each, under a key that changes with anything they depend on."""
 
-    def __init__(self, path: Path, seeds: Sequence[int]) -> None:
+    def __init__(self, path: Path, seeds: Sequence[int], campaign: str = "") -> None:
         self.path = path
         self.known: dict[str, list[MutantVerdict]] = {}
         self.killers: dict[str, int] = {}  # seeds that caught a mutant last time, whatever has changed since
         self._base = hashlib.blake2b(repr(list(seeds)).encode(), digest_size=16)
-        self._base.update(code_on_disk(CAMPAIGN).encode())
+        self._base.update(code_on_disk(campaign or CAMPAIGN).encode())
         if path.exists():
             for line in path.read_bytes().splitlines():
                 with suppress(msgspec.DecodeError):  # a run was interrupted while it wrote
@@ -353,12 +359,14 @@ def run(
     """Run all mutants, some at a time, and sum up (the JSON of `tidings check --mutants`)."""
     from tidings.campaign.targets import target_of
 
-    if target_of(target).module != CAMPAIGN:
-        raise BadInput(f"target {target!r} has no mutants here: they are made for {CAMPAIGN}")
-    mine, made = planted(), generated()
-    order = in_turns(range(seeds))
-    store = Results(results, order)
-    trials = _baseline(order, store, jobs)
+    campaign = target_of(target).module
+    if target_of(target).mutants != MODULE:
+        raise BadInput(f"target {target!r} has no mutants here")
+    mine, made = planted(campaign), generated(campaign)
+    order = in_turns(range(seeds), campaign)
+    store = Results(results, order, campaign)
+    nothing = msgspec.structs.replace(NOTHING, campaign=campaign)
+    trials = _baseline(nothing, order, store, jobs)
     local = threading.local()
     workers: list[Worker] = []
 
@@ -367,7 +375,7 @@ def run(
         if case.source or not faced:
             return hunt(case, faced, trials.limit) if faced else []
         if not hasattr(local, "worker"):
-            local.worker = Worker()
+            local.worker = Worker(nothing)
             workers.append(local.worker)
         worker: Worker = local.worker
         return worker.face(case, faced, trials.limit)
@@ -387,33 +395,34 @@ def run(
                     worker.close()
                 workers.clear()
     outcomes = {case.id: store.of(case) or [] for case in (*mine, *made)}
-    return summary(target, [case.id for case in mine], [case.id for case in made], outcomes, trials.unfit)
+    return summary(
+        target, [case.id for case in mine], [case.id for case in made], outcomes, trials.unfit, judges(campaign)
+    )
 
 
-def in_turns(seeds: Iterable[int]) -> list[int]:
+def in_turns(seeds: Iterable[int], campaign: str = CAMPAIGN) -> list[int]:
     """The seeds with their kinds taking turns, so that every kind is among the first, and moods among kinds."""
-    from tidings.campaign.sprinkler.fault_plan import FaultPlan
-
+    kind_of: Callable[[int], tuple[str, ...]] = import_module(campaign).kind_of
     kinds: dict[tuple[str, ...], list[int]] = {}
     for seed in seeds:
-        kinds.setdefault(FaultPlan(seed).kind, []).append(seed)
+        kinds.setdefault(kind_of(seed), []).append(seed)
     moods = [sorted([kind for kind in kinds if kind[0] == mood], key=lambda kind: kind[::-1]) for mood in MOODS]
     turns = zip_longest(*[kinds[kind] for among in zip_longest(*moods) for kind in among if kind is not None])
     return [seed for turn in turns for seed in turn if seed is not None]
 
 
-def _baseline(order: Sequence[int], store: Results, jobs: int) -> Trials:
+def _baseline(nothing: Case, order: Sequence[int], store: Results, jobs: int) -> Trials:
     """Let all seeds happen without any mutant."""
-    verdicts = store.of(NOTHING)
+    verdicts = store.of(nothing)
     if verdicts is None:
         with ThreadPoolExecutor(jobs) as pool:
             parts = [order[at::jobs] for at in range(min(jobs, len(order)))]
-            runs = list(pool.map(lambda part: hunt(NOTHING, part, 60.0 * SLOWER, stop=False), parts))
+            runs = list(pool.map(lambda part: hunt(nothing, part, 60.0 * SLOWER, stop=False), parts))
         verdicts = sorted([verdict for each in runs for verdict in each], key=lambda each: order.index(each.seed))
         broken = [verdict for verdict in verdicts if "crash" in verdict.by]
         if broken:
             raise TidingsError(f"the campaign fails without any mutant, mend that first: {broken[0].detail}")
-        store.add(NOTHING, verdicts)
+        store.add(nothing, verdicts)
     return Trials(verdicts)
 
 
@@ -428,17 +437,18 @@ def summary(
     made: Sequence[str],
     outcomes: Mapping[str, Sequence[MutantVerdict]],
     unfit: Sequence[int],
+    judging: Sequence[str],
 ) -> dict[str, Any]:
     """The result, and under "broken" all that does not hold of the planted bugs."""
     found = {name: _catch(verdicts) for name, verdicts in outcomes.items()}
     escaped = [name for name in mine if found[name] is None]
     survivors = [{"where": name, "why": _why(outcomes[name])} for name in made if found[name] is None]
-    by: Counter[str] = Counter(dict.fromkeys(judges(), 0))
+    by: Counter[str] = Counter(dict.fromkeys(judging, 0))
     for name in mine:
         verdict = found[name]
         by.update(verdict.by if verdict else ())
     broken = [f"planted {name} escaped" for name in escaped]
-    broken += [f"{name} has caught no planted bug" for name in judges() if not by[name]]
+    broken += [f"{name} has caught no planted bug" for name in judging if not by[name]]
     broken += [f"seed {seed} fails without any mutant" for seed in unfit]
     return {
         "target": target,
@@ -463,11 +473,10 @@ def _described(name: str, verdict: MutantVerdict | None) -> dict[str, Any]:
     return {"id": name, "seed": verdict.seed, "by": verdict.by, "detail": verdict.detail}
 
 
-def judges() -> list[str]:
-    """Everything that must have caught a planted bug: the invariants over a trace, and the machines' own."""
-    from tidings.check import ALL_INVARIANTS
-
-    return ["check", *(getattr(invariant, "__name__", "") for invariant in ALL_INVARIANTS)]
+def judges(campaign: str = CAMPAIGN) -> Sequence[str]:
+    """Everything that must have caught a planted bug."""
+    found: Sequence[str] = bugs(campaign).JUDGES
+    return found
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidings.campaign import outcomes as common
+from tidings.campaign.demands import Demands
 from tidings.campaign.sprinkler.aimed_faults import HEAL, LONG, WAITS
-from tidings.campaign.sprinkler.demands import Demands
 from tidings.campaign.sprinkler.fault_plan import SECONDS, TTL, FaultPlan
 from tidings.campaign.sprinkler.lease_holder import LeaseHolding
 from tidings.campaign.sprinkler.lost_connections import LostConnections
@@ -144,6 +144,11 @@ A round is spent if that neighbour has left, so a member may be out of all views
 for a moment: its entry goes from one view to another, or makes room at random.
 """
 FAULTS = ("loss", "duplication", "reordering", "jitter", "partition", "one_way", "cut", "pause", "crash", "restart")
+
+
+def kind_of(seed: int) -> tuple[str, ...]:
+    """Seeds of one kind find much the same; the mood comes first."""
+    return FaultPlan(seed).kind
 
 
 def run_seed(seed: int) -> dict[str, Any]:

@@ -1,42 +1,15 @@
-"""Planted bugs: mistakes people really make, one patch of one module each, that a campaign must catch.
+"""The planted bugs of Sprinkler's campaign: together they give each function of check/, and each watch, work to do.
 
-They are listed in planted_bugs/*.toml. A patch replaces one piece of a module's source. The piece must occur exactly
-once, so that a change of the source which makes a bug meaningless is noticed. Together they give each function of
-check/, and each watch of a campaign, something to find.
+``MUTATED``: the protocol files of which generated mutants are made. ``JUDGES``: those that must catch a planted bug.
 """
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 
-from tidings.core.errors import BadInput
+from tidings.campaign.mutation.planted import listed
+from tidings.check import ALL_INVARIANTS
 
-
-@dataclass(frozen=True)
-class Mutant:
-    """One bug: in the source of ``module`` (below tidings), ``find`` becomes ``replace``."""
-
-    id: str
-    module: str
-    find: str
-    replace: str
-    what: str
-
-    def apply(self, source: str) -> str:
-        """The source with the bug in it."""
-        times = source.count(self.find)
-        if times != 1:
-            raise BadInput(
-                f"mutant {self.id}: {self.find!r} occurs {times} times in {self.module}, not once; anchor it anew"
-            )
-        return source.replace(self.find, self.replace)
-
-
-def _listed() -> list[Mutant]:
-    folder = Path(__file__).with_suffix("")
-    return [Mutant(**each) for path in sorted(folder.glob("*.toml")) for each in tomllib.loads(path.read_text())["bug"]]
-
-
-PLANTED = tuple(_listed())
+PLANTED = listed(Path(__file__).with_suffix(""))
+MUTATED = ("protocols",)
+JUDGES = ("check", *(getattr(invariant, "__name__", "") for invariant in ALL_INVARIANTS))

@@ -34,6 +34,7 @@ class Frame:
     """The columns a filter may name, each made when it is first asked for."""
 
     def __init__(self, source: ArrowRows | pa.RecordBatch | pa.Table) -> None:
+        self.source = source
         self._rows = source if isinstance(source, ArrowRows) else None
         self._batch = source.batch if isinstance(source, ArrowRows) else source
         self._made: dict[str, pa.Array] = {}
@@ -91,14 +92,25 @@ def _of_rows(rows: ArrowRows, name: str) -> pa.Array:
     return values.take(pa.array(which, mask=which < 0))
 
 
-def mask(root: Node, source: Columns) -> Mask:
-    """Where a filter is true; where it is false or null a row does not pass."""
+def framed(source: Columns) -> Frame | None:
+    """The columns of rows; None if there are no rows that have any."""
     if isinstance(source, CountedRows):
         if source.count:
             raise BadInput("counted rows have no columns to filter by; use Arrow rows")
-        return np.zeros(0, np.bool_)
+        return None
     assert isinstance(source, ArrowRows | pa.RecordBatch | pa.Table)
-    frame = Frame(source)
+    return Frame(source)
+
+
+def mask(root: Node, source: Columns) -> Mask:
+    """Where a filter is true; where it is false or null a row does not pass."""
+    frame = framed(source)
+    return np.zeros(0, np.bool_) if frame is None else mask_in(root, frame)
+
+
+def mask_in(root: Node, frame: Frame) -> Mask:
+    """The same for rows whose columns other filters look at too."""
+    source = frame.source
     try:
         if frame.count > 1 and frame.nbytes * root.growth > ROOM:
             return _by_halves(root, source, frame.count)

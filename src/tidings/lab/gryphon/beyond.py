@@ -193,8 +193,8 @@ def judge_loss(found: Numbers) -> Claim:
         ""
         if holds or bad
         else "A message and its repair take two hops each way. At a loss of 10% a third of the nacks or their answers "
-        "is lost, so one in twenty-five lost messages takes more than three NRT; in the order of its stream it holds "
-        "up all that come behind it meanwhile.",
+        "is lost, so one in twenty-five lost messages takes more than three NRT; in its stream's order it holds up all "
+        "that come behind it meanwhile.",
     )
 
 

@@ -166,7 +166,7 @@ class Broker:
         self.downstream: dict[NodeId, Downstream] = {}
         self.indexes: dict[StreamId, FilterIndex] = {}
         self.acknowledged: dict[StreamId, int] = {}
-        self.offered: dict[StreamId, int] = {}  # horizons that upstream brokers have told
+        self.offered: dict[StreamId, int] = {}  # how far upstream brokers have shown that a stream has come
         self.version = 0
         self.included: dict[int, dict[NodeId, tuple[int, int]]] = {}  # per own version: (life, version) of those below
         self._interests: tuple[Interest, ...] = ()
@@ -368,8 +368,7 @@ class Broker:
 
     def horizon(self, stream: StreamId) -> int | None:
         """The first number that may not have been published, as far as this broker knows."""
-        known = self.inputs.get(stream)
-        return max(self.offered.get(stream, 0), known.end if known is not None else 0) or None
+        return self.offered.get(stream)
 
     def _brokered(self, now: Time, src: NodeId, told: Brokered) -> Effects:
         if told.to:  # a peer cannot reach that node; what it sent goes on as it is, and never sideways again
@@ -393,6 +392,7 @@ class Broker:
             if span.lens.version >= version:
                 asked.answered(span.lo, span.hi)
         known.trim()
+        self.offered[told.stream] = max([self.offered.get(told.stream, FIRST), *[span.hi for span in told.spans]])
         return self.forward(now, told.stream, mine, () if told.again else fresh)
 
     def forward(self, now: Time, stream: StreamId, came: Sequence[Span], fresh: Sequence[Span]) -> list[Effect]:
@@ -587,8 +587,8 @@ class Broker:
             out.append(Report("broker_given_up"))
         if gone or now - self._said >= settings.status:
             out += self._status(now)
-            for stream, below in self.acknowledged.items():  # some were lost, and others may have gone to another one
-                out += [Send(node, Acknowledge(stream, below)) for node in self.upstream]
+            for stream in self.acknowledged:  # some were lost, and others may have gone to another one
+                out += [Send(node, Acknowledge(stream, self.acked(stream))) for node in self.upstream]
         for _, curiosity in self.asked.values():
             curiosity.expire(now)
         for down in self.downstream.values():

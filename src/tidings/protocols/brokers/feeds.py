@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 
 from tidings.core.errors import AsofGone, BadInput
 from tidings.core.filters import Filter
-from tidings.core.ids import FIRST, NEVER, NodeId, StreamId, is_hidden, stream_name
+from tidings.core.ids import FIRST, NEVER, NodeId, StreamId, can_be_followed, stream_name
 from tidings.core.rows import Mask
 from tidings.core.span import MESSAGE_BYTES, Span, within
 from tidings.protocols.brokers.live import LiveFeed
@@ -32,7 +32,9 @@ from tidings.protocols.brokers.messages import (
     Feed,
     FeedBeat,
     Follow,
+    FollowAbove,
     SubscriptionSettings,
+    Uncovered,
     Unfollow,
     Unfollowed,
     feed_size,
@@ -74,6 +76,10 @@ class Readable(Protocol):
         """How it is as of a number."""
         ...
 
+    def above(self, tick: int) -> int:
+        """A number such that every live row below it has this tick or a smaller one."""
+        ...
+
 
 class FeedTick(Timer, frozen=True, gc=False):
     """Tell subscribers that this replica is there, and what they do not know yet."""
@@ -86,7 +92,9 @@ class ScanTick(Timer, frozen=True, gc=False):
 class Subscriptions:
     """One replica's subscribers."""
 
-    handles: frozenset[type] = frozenset({Follow, Consumed, AllConsumed, Unfollow, FeedTick, ScanTick})
+    handles: frozenset[type] = frozenset(
+        {Follow, FollowAbove, Consumed, AllConsumed, Uncovered, Unfollow, FeedTick, ScanTick}
+    )
 
     def __init__(
         self, histories: Mapping[StreamId, Readable], make_filter: MakeFilter, settings: SubscriptionSettings
@@ -114,6 +122,8 @@ class Subscriptions:
                 return self._consumed(src, horizons)
             case Received(src, Follow() as follow):
                 return self._follow(src, follow)
+            case Received(src, Uncovered(id)):
+                return self._cover((src, id))
             case Received(src, Unfollow(id)):
                 self._drop((src, id))
                 return NOTHING
@@ -154,11 +164,13 @@ class Subscriptions:
     def _follow(self, src: NodeId, follow: Follow) -> Effects:
         history = self.histories.get(follow.stream)
         key = (src, follow.id)
-        if history is None or is_hidden(follow.stream):
+        if history is None or not can_be_followed(follow.stream):
             return [Send(src, Unfollowed(follow.id, f"stream {stream_name(follow.stream)!r} is unknown here", True))]
         if key not in self.positions and len(self.positions) >= self.settings.subscriptions:
             return [Send(src, Unfollowed(follow.id, "this replica has no room for another subscription"))]
         lo = {EARLIEST: FIRST, LATEST: history.horizon}.get(follow.lo, follow.lo)
+        if isinstance(follow, FollowAbove):
+            lo = max(lo, history.above(follow.above))
         if lo < FIRST:
             return [Send(src, Unfollowed(follow.id, f"a stream begins at {FIRST}, not at {follow.lo}"))]
         if 0 < follow.hi <= lo:
@@ -405,6 +417,14 @@ class Subscriptions:
         feeds = [self._news(position, asked) for position in fed.positions.values()]
         if feeds:
             effects.append(Send(node, FeedBeat(tuple(feeds), within)))
+
+    def _cover(self, key: Key) -> Effects:
+        """Tell one subscriber at once what the next beat would tell it."""
+        position = self.positions.get(key)
+        if position is None or position.stream not in self.histories:
+            return NOTHING
+        within = self.settings.beat * (len(self.nodes) // self.settings.beats + 1)
+        return [Send(key[0], FeedBeat((self._news(position, False),), within))]
 
     def _news(self, position: Position, asked: bool) -> tuple[int, int, int, int, int]:
         """The coverage that a subscription does not know of yet."""

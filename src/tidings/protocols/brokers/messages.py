@@ -50,6 +50,12 @@ class Follow(Message, frozen=True, gc=False):
         return LATEST <= self.lo <= NEVER
 
 
+class FollowAbove(Follow, frozen=True, gc=False):
+    """`Follow`, from behind everything that has this tick or a smaller one."""
+
+    above: int = 0
+
+
 class Feed(Message, frozen=True, gc=False):
     """Spans that continue what was sent before, and the sender's horizon.
 
@@ -152,6 +158,14 @@ class AllConsumed(Message, frozen=True, gc=False):
     @property
     def wire_size(self) -> int:  # type: ignore[override]
         return 16 + 12 * len(self.horizons)
+
+
+class Uncovered(Message, frozen=True, gc=False):
+    """The subscriber waits for coverage: tell it how far that reaches now, not with the next beat only."""
+
+    from_clients: ClassVar[bool] = True
+
+    id: int
 
 
 class Unfollow(Message, frozen=True, gc=False):

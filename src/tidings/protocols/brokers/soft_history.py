@@ -18,7 +18,7 @@ SLACK = 256  # spans that are forgotten in one go
 
 
 class SoftHistory:
-    """Spans of one stream, which begin at ``horizon``, in at most ``room`` bytes."""
+    """Spans of one stream, which begin at ``horizon``, in at most ``room`` bytes beside those that came last."""
 
     def __init__(self, stream: StreamId, horizon: int, room: int) -> None:
         self.stream = stream
@@ -31,6 +31,7 @@ class SoftHistory:
 
     def append(self, spans: Sequence[Span]) -> list[Span]:
         """What continues at the horizon, as it is told to subscribers: without the lens of the edge."""
+        self._trim()
         fresh: list[Span] = []
         for span in spans:
             assert span.lo == self.horizon, "without gaps"
@@ -40,7 +41,6 @@ class SoftHistory:
             self.nbytes += PIECE_BYTES + span.wire_size
             self.horizon = span.hi
         self._spans += fresh
-        self._trim()
         return fresh
 
     def know(self, lo: int, hi: int, limit_rows: int | None = None) -> list[Span]:
@@ -72,6 +72,10 @@ class SoftHistory:
 
     def rows(self, lo: int, hi: int, asof: int, limit_rows: int = NEVER) -> Span:
         """An edge does not know how things were as of any number: a replica does."""
+        raise AsofGone(f"an edge keeps no history of {self.stream!r}", NEVER)
+
+    def above(self, tick: int) -> int:
+        """It does not know ticks of what it does not keep either."""
         raise AsofGone(f"an edge keeps no history of {self.stream!r}", NEVER)
 
     def check(self) -> None:

@@ -23,7 +23,9 @@ from tidings.protocols.brokers.messages import (
     Feed,
     FeedBeat,
     Follow,
+    FollowAbove,
     SubscriptionSettings,
+    Uncovered,
     Unfollow,
     Unfollowed,
 )
@@ -142,6 +144,7 @@ class Subscriber:
 
     With ``hi`` it ends there, with ``asof`` it is a read (`Follow`). If a replica has forgotten how things were as of
     that number, the subscriber asks the next one, and after all of them the replicas of ``owner``, which keeps leases.
+    With ``above`` it begins behind that tick; ``lo`` is EARLIEST then.
     """
 
     def __init__(
@@ -157,8 +160,10 @@ class Subscriber:
         hi: int = 0,
         asof: int = 0,
         owner: ChainConfig | None = None,
+        above: int = 0,
     ) -> None:
         self.hi = hi
+        self.above = above
         self.asof = asof
         self.owner = owner
         self.denied = 0  # replicas in turn that have forgotten
@@ -202,8 +207,8 @@ class Subscriber:
         return self.head.config
 
     def _begin(self, lo: int) -> None:
-        """Set the horizon, unless it begins at the latest number: the first feed tells which that is."""
-        if lo != LATEST:
+        """Set the horizon, unless it begins at the latest number or a tick: the first feed tells which that is."""
+        if lo != LATEST and not self.above:
             self.horizon = FIRST if lo == EARLIEST else lo
 
     def start(self, now: Time) -> Effects:
@@ -264,6 +269,14 @@ class Subscriber:
         assert self.saved <= self.processed or not self.opened, "saved is what was processed"
         assert len(self.ahead) <= 2 * self.settings.window, "what the application has not taken is bounded"
 
+    def begin_above(self, tick: int) -> None:
+        """It is to begin behind a tick; it has not started yet."""
+        self.lo, self.above, self.horizon = EARLIEST, tick, None
+
+    def wonder(self) -> list[Effect]:
+        """Ask how far the coverage reaches that has not been told."""
+        return [Send(self._source(), Uncovered(self.id))]
+
     def close(self) -> Effects:
         """The application has closed the subscription."""
         self.over = True
@@ -323,6 +336,8 @@ class Subscriber:
         self.held = len(self.ahead) >= self.settings.window
         if self.held or (self.horizon is not None and self.horizon >= self.hi > 0):
             return []
+        if self.horizon is None and self.above:
+            return [Send(self._source(), FollowAbove(self.id, self.stream, self.lo, self.where, above=self.above))]
         lo = LATEST if self.horizon is None else self.horizon
         return [Send(self._source(), Follow(self.wire_id, self.stream, lo, self.where, self.hi, self.asof))]
 

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 
 from tidings.core.errors import BadInput
 from tidings.core.filters import Filter, parse, parse_attributes
-from tidings.core.ids import NodeId, RegionId, StreamId, stream_name
+from tidings.core.ids import NEVER, NodeId, RegionId, StreamId, stream_name
 from tidings.protocols.brokers.broker_messages import Acknowledge, Brokered, BrokerSettings, Status, StatusHeard
 from tidings.protocols.brokers.edge_feeds import EdgeSubscriptions
 from tidings.protocols.brokers.interests import Interests
-from tidings.protocols.brokers.messages import Follow, SubscriptionSettings, Unfollow, Unfollowed
+from tidings.protocols.brokers.messages import Follow, FollowAbove, SubscriptionSettings, Unfollow, Unfollowed
 from tidings.protocols.brokers.positions import Key
 from tidings.protocols.brokers.soft_history import SoftHistory
 from tidings.protocols.brokers.subend import Subend
@@ -215,6 +215,8 @@ class Edge:
     def _follow(self, now: Time, src: NodeId, follow: Follow) -> list[Effect]:
         key = (src, follow.id)
         self.parked.pop(key, None)
+        if isinstance(follow, FollowAbove):
+            return [Send(src, Unfollowed(follow.id, "an edge keeps no history: ask a replica", floor=NEVER))]
         definition = self.definitions.get(follow.stream)
         if definition is None:
             if self.described and self.missing.get(follow.stream, 0) >= len(self.replicas):

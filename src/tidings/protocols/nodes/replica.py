@@ -18,7 +18,7 @@ from functools import partial
 from typing import TypeAlias
 
 from tidings.core.gc import GcPolicy, due_before
-from tidings.core.ids import NodeId, RegionId, StreamId
+from tidings.core.ids import MERGES, TICKS, NodeId, RegionId, StreamId
 from tidings.core.span import Span
 from tidings.protocols.brokers.broker_messages import BrokerSettings
 from tidings.protocols.brokers.feeds import Subscriptions
@@ -51,6 +51,7 @@ from tidings.protocols.services.cursors import CURSORS, Cursors, CursorService
 from tidings.protocols.services.definitions import Definitions
 from tidings.protocols.services.head import Head, HeadService
 from tidings.protocols.services.leases import LEASES, LeaseService, LeaseSettings
+from tidings.protocols.services.promises import Promises, PromiseSettings, PromiseTick
 from tidings.protocols.services.publishing import (
     OWNER,
     PUBLISHERS,
@@ -83,6 +84,7 @@ class ReplicaSettings(Value, frozen=True, gc=False):
     receipts: ReceiptSettings = ReceiptSettings()
     leases: LeaseSettings = LeaseSettings()
     sinks: SinkSettings = SinkSettings()
+    promises: PromiseSettings = PromiseSettings()
     recovery: RecoverySettings = RecoverySettings()
     maintain: float = 0.5
 
@@ -105,7 +107,7 @@ class Replica:
         self.region = region
         self.settings = settings
         cursors = Cursors(settings.subscriptions)
-        policies = _internal_policies(settings)
+        policies = _internal_policies(settings, {region, *peers})
         table = StreamTable(region, {region, *peers}, streams, policies, settings.receipts, cursors.forget)
         table.log.replay(entries)
         table.gone.clear()  # nobody here has heard of those streams
@@ -134,9 +136,10 @@ class Replica:
         self._sinking = SinkService(head, table, settings.sinks)
         self._publishing = PublishService(head, table, self._sinking.sinks.busy, settings.publish)
         leasing = LeaseService(head, table, settings.leases)
+        self._promises = Promises(head, table, settings.promises)
         self.services: tuple[HeadService, ...] = (
             *(self._publishing, Definitions(head, table, self._sinking.sinks.busy), leasing, self._sinking),
-            *(CursorService(head, table, cursors), ReceiptService(head, table)),
+            *(CursorService(head, table, cursors), ReceiptService(head, table), self._promises),
         )
         self.publishers, self.sinks = self._publishing.publishers, self._sinking.sinks
         self.leases, self.cursors = leasing.leases, cursors
@@ -150,6 +153,7 @@ class Replica:
             **dict.fromkeys(self.chain.handles, self._hear_chain),
             Lost: lambda now, input: self.broker.lost(now, input.node) if type(input) is Lost else NOTHING,
             MaintainTick: lambda now, _: self._maintain(now),
+            PromiseTick: lambda now, _: self._promise(now),
         }
 
     # --- the boundary -------------------------------------------------------------------------------
@@ -252,10 +256,12 @@ class Replica:
                 out += self.inter_region.committed(stream)
             if stream in self.streams:
                 out += self.fabric.committed(now, stream)
-            if stream in self.subscriptions.by_stream and self.table.readable(stream) is not None:
+            if stream in self.subscriptions.by_stream and self.table.followed(stream) is not None:
                 out += self.subscriptions.committed(stream, [part for each in fresh for part in each.parts_of(stream)])
             if self.broker.downstream:
                 out += self.broker.committed(now, stream, [part for part in known if part.stream == stream])
+            if stream in self._promises.merges and self.chain.is_head:
+                out += self._promises.learn(now, item.parts_of(stream))
         out += self.head.committed(now, item.record.lsn)
         return [*out, *self.head.take_all(now, self._sinking.work(now))] if self.chain.is_head else out
 
@@ -283,12 +289,20 @@ class Replica:
         if losses is None:
             return []
         self.recovery.end()
-        self.table.observe_ticks()
+        self.table.observe_ticks(now + self.settings.recovery.lead if losses else 0.0)
         self.publishers.entries[OWNER] = PublisherEntry(1, 0, self.log.last + 1, 1, (), now)
         effects = self._replicate(now, [*losses, self._publishing.entry(now, OWNER)])
         return [*effects, *self.inter_region.adopted(), Report("settled"), *[Report("declared_lost") for _ in losses]]
 
     # --- upkeep -----------------------------------------------------------------------------------------
+
+    def _promise(self, now: Time) -> list[Effect]:
+        """At the head: tell those who merge streams what will not come any more."""
+        self._promises.ticking = False
+        if not self.chain.is_head:
+            return []
+        step = self._promises.promise(now)
+        return [*(self.head.take(now, step) if step is not None else ()), *self._promises.begin()]
 
     def _maintain(self, now: Time) -> list[Effect]:
         out: list[Effect] = [SetTimer(self.settings.maintain, MaintainTick())]
@@ -300,6 +314,7 @@ class Replica:
         if self.chain.is_head:
             for service in self.services:
                 out.extend(self.head.take_all(now, service.tick(now)))
+            out.extend(self._promises.begin())
         for stream, history in self.log.histories.items():
             history.purge()
             if self.chain.is_head and self._collects(stream) and not self.chain.busy:
@@ -310,16 +325,19 @@ class Replica:
 
     def _collects(self, stream: StreamId) -> bool:
         """Whether it is for this region to publish what a stream's policy owes."""
-        ours = stream in self.table.clocks or stream in (PUBLISHERS, self.table.receipts.name)
+        ours = stream in self.table.clocks or stream in (PUBLISHERS, self.table.receipts.name, MERGES + self.region)
         held = self.sinks.busy(stream) or self.table.pending(stream)
         return ours and not held and not self.recovery.active
 
 
-def _internal_policies(settings: ReplicaSettings) -> dict[StreamId, GcPolicy]:
+def _internal_policies(settings: ReplicaSettings, regions: set[RegionId]) -> dict[StreamId, GcPolicy]:
     """How the tables of the head's services are collected."""
     by_key = GcPolicy.parse("by-key")
+    merges = GcPolicy.parse(f"by-key,older-than:{2 * settings.promises.ttl}s")
     return {
         PUBLISHERS: GcPolicy.parse(f"by-key,older-than:{settings.publish.ttl}s"),
         **dict.fromkeys((CURSORS, LEASES, SINKS), by_key),
         **dict.fromkeys((STAGES, *STAGED), GcPolicy()),
+        **{TICKS + region: by_key for region in sorted(regions)},
+        **{MERGES + region: merges for region in sorted(regions)},
     }

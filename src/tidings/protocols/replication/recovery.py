@@ -10,7 +10,9 @@ numbers nothing until recovery has ended:
    any region has told.
 
 Some committed events may have reached subscribers of this region but no other region. So the hole is made ``skip``
-numbers longer: those numbers are not given out again, and every subscriber is told of the loss.
+numbers longer: those numbers are not given out again, and every subscriber is told of the loss. For the same reason
+ticks go on ``lead`` seconds ahead: a promise (services/promises.py) may be known in this region alone, made by a head
+whose clock was ahead of this one's. Promises that other regions hold are fetched like everything else, and observed.
 
 Guarantee: a number that an answering region holds, or that lies within ``skip`` of it, is not given out again. The
 record is replicated before anything is numbered. It carries an entry of `_publishers`, which otherwise only a head
@@ -36,6 +38,7 @@ class RecoverySettings(Value, frozen=True, gc=False):
     on: bool = False
     wait: float = 10.0  # seconds for regions that do not answer, or answer and do not deliver; ours
     skip: int = 1 << 22  # ours: four times what may be on its way to one region (interregion.py: window x chunk_rows)
+    lead: float = 2.0  # seconds; ours: more than clocks of one region differ. A total order waits as long, once
 
 
 class Recovery:

@@ -24,6 +24,9 @@ from tidings.protocols.services.streams import StreamTable
 CURSORS: StreamId = "_cursors"
 """The internal stream that holds one entry per durable subscription and stream, by key."""
 
+MERGED: StreamId = "_merged"
+"""In place of a stream: the cursor of a durable merge of streams. Its horizon is a tick: all up to it is processed."""
+
 LONGEST_NAME = 1024  # characters of a durable subscription's name; ours, as many as a receipt has room for
 
 
@@ -160,7 +163,7 @@ class CursorService(HeadService):
         self.cursors = cursors
 
     def load(self, now: Time, rows_of: RowsOf) -> None:
-        self.cursors.load(rows_of(CURSORS), lambda stream: self.table.readable(stream) is not None)
+        self.cursors.load(rows_of(CURSORS), self._is_there)
 
     def check(self) -> None:
         self.cursors.check()
@@ -169,8 +172,7 @@ class CursorService(HeadService):
         assert isinstance(message, OpenCursor | SaveCursor)
         if self.head.busy:
             return Step(reports=["cursor_busy"])  # asked again later
-        stream = self.table.readable(message.stream)
-        if stream is None:
+        if not self._is_there(message.stream):
             if self.table.uncommitted(message.stream):
                 return Step(reports=["cursor_busy"])
             reason = f"stream {stream_name(message.stream)!r} is unknown here"
@@ -183,6 +185,9 @@ class CursorService(HeadService):
         lo = log.ends[CURSORS]
         part = Span.of(CURSORS, lo, self.cursors.rows(lo, message.name, message.stream, now))
         return Step([part], [(src, answer, log.last + 1)])
+
+    def _is_there(self, stream: StreamId) -> bool:
+        return stream == MERGED or self.table.readable(stream) is not None
 
     def tick(self, now: Time) -> Iterator[Step]:
         """Collect the rows of cursors whose streams are gone."""

@@ -15,7 +15,7 @@ from tidings.core.filters import ARROW, Filter, parse_attributes
 from tidings.core.filters import parse as parse_filter
 from tidings.core.gc import GcPolicy
 from tidings.core.history import History
-from tidings.core.hybrid_clock import HybridClock
+from tidings.core.hybrid_clock import HybridClock, Tick, tick_at
 from tidings.core.ids import RegionId, StreamId, stream_name
 from tidings.core.predicates import refuse_unsound
 from tidings.core.rows import ROW_SCHEMA, WHERE, ArrowRows, CountedRows, Origin, Rows, before_rows
@@ -25,6 +25,7 @@ from tidings.protocols.kernel import Report, Time
 from tidings.protocols.replication.log import Log
 from tidings.protocols.services.catalog import PREFIX, Catalog, StreamDef, definitions_in, definitions_of
 from tidings.protocols.services.leases import LEASES, CommittedLeases
+from tidings.protocols.services.promises import merges_of, promises_in, ticks_of
 from tidings.protocols.services.publishing import OWNER
 from tidings.protocols.services.receipts import ReceiptSettings
 from tidings.protocols.services.receipts import definition as receipts_definition
@@ -52,22 +53,39 @@ class StreamTable:
         self.policies[self.receipts.name] = GcPolicy.parse(receipts.gc)
         self.policies |= {stream.id: GcPolicy.parse(stream.gc) for stream in streams}
         self.clocks = {s.id: HybridClock(s.number) for s in streams if s.region == region}
-        owners = {definitions_of(name): name for name in self.catalog.regions}
+        self._unobserved = False  # a clock does not know what was promised
+        leaving = [definitions_of, ticks_of, merges_of]
+        owners = {make(name): name for make in leaving for name in self.catalog.regions}
         self.owners = owners | {stream.id: stream.region for stream in streams}  # of streams that leave their region
+        self.ticks = {ticks_of(name): StreamDef(ticks_of(name), name, "by-key") for name in self.catalog.regions}
         self.reports: list[Report] = []  # what committing has shown
         self.gone: list[tuple[StreamId, str]] = []  # streams that ended, and why
         self.leases = CommittedLeases()
         self.log = Log(self._make_history, self.policies, self._learn)
         self._forget = forget
 
-    def observe_ticks(self) -> None:
-        """A new head continues above every tick in the log."""
+    def observe_ticks(self, since: Time = 0.0) -> None:
+        """A new head continues above every tick and every promise in the log, committed or not, and above a time."""
+        self._unobserved = False
         for stream, clock in self.clocks.items():
             clock.observe(self.log.ticks[stream])
+            clock.observe(tick_at(since))
+        for rows in self.log.rows_of(ticks_of(self.region)):
+            for stream, (tick, _) in promises_in(rows):
+                if stream in self.clocks:
+                    self.clocks[stream].observe(tick)
 
-    def tick(self, stream: StreamId, now: Time) -> int:
+    def tick(self, stream: StreamId, now: Time) -> Tick:
         """The next tick of a stream of this region."""
+        if self._unobserved:
+            self.observe_ticks()
         return self.clocks[stream].next(now)
+
+    def promise(self, stream: StreamId, now: Time) -> Tick:
+        """A tick of a stream of this region: whatever gets its number later is above it."""
+        if self._unobserved:
+            self.observe_ticks()
+        return self.clocks[stream].promise(now)
 
     # --- definitions take effect ------------------------------------------------------------------------
 
@@ -113,7 +131,8 @@ class StreamTable:
         self.owners[stream.id] = stream.region
         self.log.define(stream.id, history)
         if stream.region == self.region and stream.id not in self.clocks:
-            self.clocks[stream.id] = HybridClock(stream.number, self.log.ticks[stream.id])
+            self.clocks[stream.id] = HybridClock(stream.number)
+            self._unobserved = True  # the log of a new head may have rows and promises of it already
 
     def _end(self, stream: StreamDef | None, reason: str) -> None:
         """A stream is no more in this region: forget it."""
@@ -151,6 +170,10 @@ class StreamTable:
         """The definition of a stream that readers may have."""
         return self.receipts if stream == self.receipts.id else self.streams.get(stream)
 
+    def followed(self, stream: StreamId) -> StreamDef | None:
+        """The definition of a stream that may be followed."""
+        return self.readable(stream) or self.ticks.get(stream)
+
     def own(self, stream: StreamId) -> StreamDef | None:
         """The definition of a stream of this region that exists."""
         found = self.streams.get(stream)
@@ -158,7 +181,7 @@ class StreamTable:
 
     def filter_of(self, stream: StreamId, where: str) -> Filter:
         """The filter of a subscription."""
-        definition = self.readable(stream)
+        definition = self.followed(stream)
         assert definition is not None
         if definition.counted:
             raise BadInput(f"stream {stream!r} only counts its events: there is nothing to filter by")
@@ -203,6 +226,6 @@ class StreamTable:
         if stream in self.streams and self.streams[stream].counted:
             rows = CountedRows(lo, lo + 1, self.streams[stream].counted, ((lo, before),))
         else:
-            tick = self.clocks[stream].next(now) if stream in self.clocks else 0
+            tick = self.tick(stream, now) if stream in self.clocks else 0
             rows = before_rows(lo, [before], Origin(lo, lo + 1, OWNER, tick, lo, tick, now, self.region))
         return Span.of(stream, lo, rows)
