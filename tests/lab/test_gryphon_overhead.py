@@ -1,4 +1,4 @@
-"""GR1, GR2 and what is beyond the paper: the judges can fail, best effort differs in what it says it does."""
+"""GR1, GR2 and what is beyond the paper: the judges can fail, best effort differs in what it says, order holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tidings.core.rows import data_rows
 from tidings.core.span import Span
-from tidings.lab.gryphon import beyond, overhead
+from tidings.lab.gryphon import beyond, overhead, total_order
 from tidings.lab.gryphon.best_effort import BestEffortSubend
 from tidings.lab.gryphon.beyond import Numbers
 from tidings.lab.gryphon.overhead import BEST, GUARANTEED, Costs
@@ -72,6 +72,15 @@ def test_what_the_paper_describes_is_found_to_hold() -> None:
 )
 def test_each_claim_can_differ(ident: str, mode: str, name: str, values: tuple[float, float]) -> None:
     assert costs(mode, name, values)[ident] is False
+
+
+def test_a_busy_machine_is_named_with_every_claim() -> None:
+    rows = [
+        {"mode": mode, "count": count, "others": 1.4, **{key: value[at] for key, value in series.items()}}
+        for mode, series in GOOD.items()
+        for at, count in enumerate((100, 1000))
+    ]
+    assert all("1.4 processors" in claim.why for claim in overhead.judged(Costs(rows)))
 
 
 def test_best_effort_hands_over_what_comes_and_asks_for_nothing() -> None:
@@ -150,3 +159,22 @@ def test_good_numbers_hold() -> None:
 )
 def test_each_number_beyond_the_paper_can_differ(ident: str, key: str, value: float) -> None:
     assert numbers(**{key: value})[ident] is False
+
+
+# --- total order ------------------------------------------------------------------------------------------------------
+
+
+def test_total_order_is_judged_by_the_later_region_and_by_what_is_wrong() -> None:
+    good = {("p99", region): [0.04] for region in ("here", "there")}
+    good |= {("p50", region): [0.03] for region in ("here", "there")} | {("count", r): [9.0] for r in ("here", "there")}
+    good["wrong", ""] = [0.0]
+    assert total_order.judge_order(good).holds
+    assert not total_order.judge_order(good | {("p99", "there"): [0.06]}).holds
+    assert not total_order.judge_order(good | {("wrong", ""): [1.0]}).holds
+
+
+def test_a_merge_of_two_regions_is_in_order_and_not_late() -> None:
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in total_order.measure({"seed": 3}):
+        found[row["name"], row["owner"]] = [row["measured"]]
+    assert found["count", "here"][0] > 1000 and total_order.judge_order(found).holds

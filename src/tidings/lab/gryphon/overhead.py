@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ LOCAL = 20  # subscribers of p1; ours: enough for a median
 STREAM = "fanout"
 POINTS = 4.0  # GR1's goal: points of one core
 FLAT = 2.0  # points within which two measurements of a few seconds are the same; ours
+QUIET = 0.3  # processors used by others below which a measurement is worth something; ours
 SOON = 100.0  # ms, the goal for the 99th percentile
 GAP = 100.0  # ms, GR2: what logging costs in the paper
 
@@ -97,14 +99,14 @@ async def _with(cluster: LocalCluster, brokers: Brokers, stream: str, count: int
     assert site is not None
     pids = {"site": site.pid, "edge": brokers.running(EDGE).pid}
     job = FanoutJob(url=cluster.url(REGION), stream=stream, seconds=seconds, warm=WARM, seed=seed)
-    replace = msgspec.structs.replace
+    change = msgspec.structs.replace
     remote = await _start(
-        "remote", "subscribe", replace(job, address=brokers.places[EDGE].address, count=count, total=count)
+        "remote", "subscribe", change(job, address=brokers.places[EDGE].address, count=count, total=count)
     )
     local = await _start(
-        "local", "subscribe", replace(job, address=cluster.addresses(REGION)[0], count=LOCAL, total=LOCAL)
+        "local", "subscribe", change(job, address=cluster.addresses(REGION)[0], count=LOCAL, total=LOCAL)
     )
-    publisher = await _start("publisher", "publish", replace(job, stream=STREAM))
+    publisher = await _start("publisher", "publish", change(job, stream=STREAM))
     workers = [remote, local, publisher]
     try:
         for worker in workers:
@@ -165,6 +167,17 @@ class Costs:
     def over(self, count: int, name: str) -> float:
         """Guaranteed minus best effort."""
         return self(GUARANTEED, count, name) - self(BEST, count, name)
+
+    @property
+    def busy(self) -> str:
+        """What is to be said of every number if this machine did other work."""
+        others = median([row["others"] for row in self.rows])
+        if others < QUIET:
+            return ""
+        return (
+            f"Others used {others:.1f} processors meanwhile, so p1 and the edge waited for one: latencies are those of a "
+            "backlog, and processor times are larger than on a quiet machine. Such a run decides nothing."
+        )
 
     def told(self, mode: str, name: str, digits: int = 1) -> str:
         """By number of subscribers."""
@@ -351,11 +364,17 @@ def paint_latency(found: Costs, axes: Axes) -> None:
     axes.set_title("Latency by subscribers (GR2)")
 
 
+def judged(found: Costs) -> list[Claim]:
+    """All claims, with what a busy machine did to them."""
+    claims = [judge(found) for judge in JUDGES]
+    return [replace(claim, why=" ".join([part for part in (claim.why, found.busy) if part])) for claim in claims]
+
+
 def report(sql: Sql, scale: str, out: Path) -> Findings:
     """Judge and draw."""
     found = Costs(sql("select * from results order by mode, repeat, count"))
     return Findings(
-        [judge(found) for judge in JUDGES],
+        judged(found),
         {
             "GR1": figures.draw(out, "gr1", lambda axes: paint_use(found, axes)),
             "GR2": figures.draw(out, "gr2", lambda axes: paint_latency(found, axes)),
