@@ -175,8 +175,8 @@ class Costs:
         if others < QUIET:
             return ""
         return (
-            f"Others used {others:.1f} processors meanwhile, so p1 and the edge waited for one: latencies are those of a "
-            "backlog, and processor times are larger than on a quiet machine. Such a run decides nothing."
+            f"Others used {others:.1f} processors meanwhile, so p1 and the edge waited for one: latencies are those of "
+            "a backlog, and processor times are larger than on a quiet machine. Such a run decides nothing."
         )
 
     def told(self, mode: str, name: str, digits: int = 1) -> str:

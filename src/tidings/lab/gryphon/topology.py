@@ -125,7 +125,7 @@ class LabSubscriber:
         self.machine.check()
 
 
-class PublishTick(Timer, frozen=True, gc=False):
+class LabPublishTick(Timer, frozen=True, gc=False):
     """Time for the next message."""
 
 
@@ -146,14 +146,14 @@ class LabPublisher:
 
     def start(self, now: Time) -> Effects:
         wait = max(self.begin - now, 0.0) + self.rng.random() / RATE
-        return [*self.machine.start(now), SetTimer(wait, PublishTick())]
+        return [*self.machine.start(now), SetTimer(wait, LabPublishTick())]
 
     def handle(self, now: Time, input: Input) -> Effects:
-        if type(input) is not Expired or type(input.timer) is not PublishTick:
+        if type(input) is not Expired or type(input.timer) is not LabPublishTick:
             return self.machine.handle(now, input)
         if now >= self.stop:
             return []
-        again = SetTimer(1 / RATE, PublishTick())
+        again = SetTimer(1 / RATE, LabPublishTick())
         if not self.machine.home:  # p1 has not answered yet
             return [again]
         self.sent += 1
