@@ -270,15 +270,15 @@ class Broker:
         streams = set(before.filters) if before is not None and before.wanted.life == wanted.life else set()
         changed = wanted.interests is not None and self._wants(wanted)
         down = self.downstream[src]
+        changed |= frozenset(status.reaches) != down.reaches or not self._alive(now, down.heard)
+        down.heard = now
+        down.reaches = frozenset(status.reaches)
+        down.edges = status.edges
         out: list[Effect] = [Send(src, StatusHeard(self.connected(now), down.wanted.version))]
         for stream in down.filters:  # somebody below it may be back, from an older number than was acknowledged
             horizon = None if stream in streams else self.horizon(stream)
             if horizon is not None:
                 out.append(Send(src, Offer(stream, horizon)))
-        changed |= frozenset(status.reaches) != down.reaches or not self._alive(now, down.heard)
-        down.heard = now
-        down.reaches = frozenset(status.reaches)
-        down.edges = status.edges
         return [*out, *self._status(now)] if changed else out
 
     def _hear_peer(self, now: Time, src: NodeId, below: Sequence[Wanted]) -> Effects:
