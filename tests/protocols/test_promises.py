@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paper.rig import Rig
 from tidings.core.gc import GcPolicy
 from tidings.core.history import History
-from tidings.core.hybrid_clock import tick_at, tick_time
+from tidings.core.hybrid_clock import MAX_STREAMS, tick_at, tick_time
 from tidings.core.rows import Origin, before_rows, data_rows
 from tidings.core.span import Span
 from tidings.protocols.brokers.messages import EARLIEST, LATEST, Feed, Follow, FollowAbove, Unfollowed
@@ -108,6 +108,12 @@ def test_what_another_region_merges_is_promised_for_when_its_rows_arrive() -> No
     head.rig.sync("y0")
     head.wait()
     assert set(head.promised()) == {"t"}
+
+
+def test_more_streams_than_a_cluster_can_have_are_not_merged() -> None:
+    head = Head()
+    assert head.hears(Merge(7, ("s",) * (MAX_STREAMS + 1))) == [] and head.rows(merges_of("y")) == 0
+    assert head.hears(Merge(7, ())) == [MergeHeard(7)] and head.rows(merges_of("y")) == 0
 
 
 def test_one_row_tells_for_half_of_the_time_that_a_stream_is_merged() -> None:

@@ -63,6 +63,7 @@ def test_a_good_file_says_who_lives_where(tmp_path: Path) -> None:
         ('name = "west"', 'name = "east"', '10: regions[1].name = "east": is used twice'),
         ('b = "west"', 'b = "north"', '16: wan.links[0].b = "north": must be one of east, west'),
         ("latency = 0.035", "latency = -1", "17: wan.links[0].latency = -1: must be a number >= 0"),
+        ("silence = 2.0", "silence = 2.0\npromise = 5.0", "21: protocol.promise = 5.0: is 0.001 to 1 s"),
         ("silence = 2.0", "silence = 0.1", "20: protocol.silence = 0.1: must be at least three beats, 0.9 s"),
         ("[cluster]\n", '[cluster]\ndurability = "maybe"\n', '2: cluster.durability = "maybe": must be one of'),
         ("[cluster]\n", "[cluster]\npoll = 2\n", "2: cluster.poll = 2: must be a number"),

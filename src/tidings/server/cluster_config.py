@@ -57,6 +57,7 @@ from tidings.protocols.replication.chain import ChainSettings
 from tidings.protocols.replication.chain_config import ChainConfig
 from tidings.protocols.replication.configuration import ConfigurationSettings
 from tidings.protocols.replication.recovery import RecoverySettings
+from tidings.protocols.services.promises import PromiseSettings
 from tidings.protocols.services.publishing import PublishSettings
 from tidings.protocols.services.receipts import ReceiptSettings
 from tidings.server.ports import describe_holder, is_taken
@@ -153,12 +154,15 @@ class ProtocolConfig(Table, frozen=True):
     receipts: bool = ReceiptSettings().ask  # subscribers tell what was delivered to them, so that it can be audited
     recovery_wait: Duration = RecoverySettings().wait  # memory: for regions that do not answer one which begins anew
     recovery_skip: Annotated[int, Meta(ge=0)] = RecoverySettings().skip  # and what it declares lost besides
+    recovery_lead: Annotated[float, Meta(ge=0)] = RecoverySettings().lead  # and how far ahead its ticks go on
+    promise: Duration = PromiseSettings().period  # seconds between two promises of a region whose streams are merged
     receipts_gc: str = ReceiptSettings().gc  # what becomes of it: a policy, as of a stream
 
     def replica(self, fabric: FabricChoice, *, durable: bool = True) -> ReplicaSettings:
         """As a replica takes them."""
         return ReplicaSettings(
-            recovery=RecoverySettings(on=not durable, wait=self.recovery_wait, skip=self.recovery_skip),
+            recovery=RecoverySettings(not durable, self.recovery_wait, self.recovery_skip, self.recovery_lead),
+            promises=PromiseSettings(period=self.promise),
             chain=ChainSettings(beat=self.beat, backlog=self.backlog, retain=self.retain),
             inter_region=InterRegionSettings(period=self.advertise_period, c=self.c),
             publish=PublishSettings(ttl=self.publisher_ttl),
@@ -273,6 +277,8 @@ def _problems(plan: ClusterConfig) -> Problems:
         yield "protocol.receipts_gc", str(error)
     if plan.brokers.patience < 2 * plan.brokers.status:
         yield "brokers.patience", f"must be at least two times status, {2 * plan.brokers.status:g} s: one may be lost"
+    if not 0.001 <= plan.protocol.promise <= 1.0:
+        yield "protocol.promise", "is 0.001 to 1 s: more often is work for nothing, and a total order waits as long"
     if plan.protocol.silence < 3 * plan.protocol.beat:
         yield "protocol.silence", f"must be at least three beats, {3 * plan.protocol.beat:g} s: a lost one is no death"
 

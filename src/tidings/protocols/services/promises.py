@@ -46,9 +46,6 @@ class Merge(Message, frozen=True, gc=False):
     id: int
     streams: tuple[StreamId, ...]
 
-    def valid(self) -> bool:
-        return 0 < len(self.streams) <= MAX_STREAMS
-
     @property
     def wire_size(self) -> int:  # type: ignore[override]
         return 32 + 16 * len(self.streams)
@@ -133,6 +130,8 @@ class Promises(HeadService):
 
     def receive(self, now: Time, src: NodeId, message: Message) -> Step:
         assert isinstance(message, Merge)
+        if len(message.streams) > MAX_STREAMS:
+            return Step(reports=["bad_message"])
         if self.head.busy:
             return Step(reports=["merge_busy"])  # asked again later
         log, region = self.table.log, self.table.region
