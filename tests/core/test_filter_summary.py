@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.test_filter_index import simple
+from core.test_filter_index import MANY, simple
 from core.test_filters import ROW, SCHEMA, conditions, table_of
 from tidings.core.filters import parse, parse_attributes, summary
 from tidings.core.filters.summary import Summary
@@ -22,6 +22,7 @@ def summed(*texts: str) -> str:
     return one.text
 
 
+@MANY
 @given(
     st.lists(st.one_of(simple(), conditions().map(lambda node: node.sql)), min_size=1, max_size=6),
     st.lists(ROW, min_size=1, max_size=12),

@@ -14,7 +14,7 @@ from typing import Any
 from tidings.core.errors import BadInput
 from tidings.lab import study
 from tidings.lab.claims import Experiment
-from tidings.lab.gryphon import beyond, failure_verdicts, real_failures
+from tidings.lab.gryphon import beyond, failure_verdicts, overhead, real_failures, total_order
 from tidings.lab.sprinkler import (
     calibration_verdicts,
     collection,
@@ -29,7 +29,7 @@ from tidings.sim.run import Progress
 
 MODULES = (
     *(fanout_verdicts, load_verdicts, link_verdicts, collection, extensions, calibration_verdicts, real_cut),
-    *(failure_verdicts, real_failures, beyond),
+    *(overhead, failure_verdicts, real_failures, beyond, total_order),
 )
 BROUGHT = [import_module(name) for family in families() for name in family.experiments]
 STUDIES = {each.name: each for module in (*MODULES, *BROUGHT) for each in module.STUDIES}

@@ -48,6 +48,11 @@ def over(values: Sequence[float], unit: str = "s", digits: int = 2) -> str:
     return f"{told[0]}{gap}{unit} ({told[1]} to {told[2]} in {len(values)} runs)"
 
 
+def in_all(runs: Runs) -> str:
+    """How many runs there are."""
+    return "in one run" if len(runs) == 1 else f"in {len(runs)} runs"
+
+
 def saw_tooth(run: FaultRun, edge: str, streams: Sequence[str] | None = None) -> float:
     """The slope of latency over sending time of what was sent in the stall: -1 where all of it came at once."""
     sent, took = run.of(edge, streams)
@@ -222,7 +227,7 @@ def relay_restart(runs: Runs) -> Claim:
         "GR5.restart",
         "When b1 is back its streams go over it again, and nobody sends a nack, because nothing is lost.",
         f"no nack of any broker or edge later than {SETTLED + 1:g} s after the crash",
-        f"{sum(since)} nacks in {len(runs)} runs{f', for {numbers} numbers' if numbers else ''}",
+        f"{sum(since)} nacks {in_all(runs)}{f', for {numbers} numbers' if numbers else ''}",
         not any(since),
         ""
         if not any(since)
@@ -278,7 +283,7 @@ def site_silent(runs: Runs) -> Claim:
         "GR6.silent",
         "While p1 is down no gap arises, and with an infinite DCT nobody asks.",
         "no nack of any broker or edge from the stall to the restart",
-        f"{sum(down)} nacks in {len(runs)} runs",
+        f"{sum(down)} nacks {in_all(runs)}",
         not any(down),
     )
 
@@ -292,7 +297,7 @@ def site_first(runs: Runs) -> Claim:
         "GR6.ack-expected",
         "p1 is back, and the first it says of each stream is AckExpected with the end of its log; so s1 to s5 ask.",
         "AckExpected before any knowledge of each stream, then nacks of all five edges",
-        f"AckExpected first in {sum(said)} of {len(runs)} runs; nacks of all five edges in "
+        f"AckExpected first in {sum(said)} of {len(runs)}; nacks of all five edges in "
         f"{sum(len(each) == len(EDGES) for each in asking)}; the first "
         f"{over([at - run.repaired for at, run in zip(first, runs, strict=True)])} after the restart",
         all(said) and all(len(each) == len(EDGES) for each in asking),
@@ -388,7 +393,7 @@ def complete(runs: Runs) -> Claim:
         f"{ {'link': 'GR4', 'relay': 'GR5', 'site': 'GR6'}[runs[0].fault] }.exactly-once",
         "Every subscriber gets every message that was logged, once and in the order of its stream.",
         "0 gaps, repetitions and messages that never came",
-        f"{sum(bad)} in {len(runs)} runs, at five subscribers",
+        f"{sum(bad)} {in_all(runs)}, at five subscribers",
         not any(bad),
     )
 

@@ -198,7 +198,7 @@ def stall_relay(network: PaperNetwork, stalled: float, failed: float, repaired: 
 
 def stall_site(network: PaperNetwork, stalled: float, failed: float, repaired: float) -> None:
     """p1; it logs what it cannot send, and the publishers are down as long as it is."""
-    world, publishers, blocks = network.world, network.deployment.writers, list[int]()
+    world, publishers, blocks = network.world, network.publishers, list[int]()
 
     def stall() -> None:
         blocks.extend(world.partition([SITE], [NODE[relay] for relay in RELAYS], one_way=True))

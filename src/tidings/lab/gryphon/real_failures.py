@@ -95,7 +95,7 @@ def plans() -> tuple[cluster_config.ClusterConfig, cluster_config.ClusterConfig]
     return msgspec.structs.replace(made, regions=(alone,)), msgspec.structs.replace(made, regions=(whole,))
 
 
-class Publishing:
+class PacedPublishers:
     """Publishers of all streams, each message when its time has come."""
 
     def __init__(self, url: str, streams: Sequence[str]) -> None:
@@ -140,7 +140,7 @@ class RealNetwork:
         self.brokers = brokers
         self.url = cluster.url(REGION)
         self.ids: dict[str, StreamId] = {}  # of the streams, by name
-        self.publishing: Publishing
+        self.publishing: PacedPublishers
         self.subscribers: list[Host] = []
         self.came: list[tuple[str, StreamId, int, float, float]] = []
         self.spans: list[tuple[str, StreamId, int, int]] = []
@@ -171,7 +171,7 @@ class RealNetwork:
                     break
             while len((await t.describe()).edges) < len(EDGES):
                 await asyncio.sleep(0.1)
-        self.publishing = Publishing(self.url, list(self.ids))
+        self.publishing = PacedPublishers(self.url, list(self.ids))
 
     async def subscribe(self) -> None:
         """A subscriber of everything at each edge."""

@@ -24,14 +24,14 @@ from itertools import count
 from typing import Any
 from zlib import crc32
 
-from tidings.client.commands import Open, Taken
+from tidings.client.commands import Open, Submit, Taken
 from tidings.client.machine import ClientMachine, MachineSettings
 from tidings.core.ids import NodeId, StreamId
-from tidings.core.rows import ArrowRows
+from tidings.core.rows import ArrowRows, data_rows
 from tidings.protocols.brokers.broker_messages import Brokered, BrokerSettings, Nack
 from tidings.protocols.brokers.messages import LATEST, SubscriptionSettings
 from tidings.protocols.brokers.subscriber import Fed, Lost
-from tidings.protocols.kernel import Deliver, Effects, Input, Persist, Send, SendAll, Time
+from tidings.protocols.kernel import Deliver, Effects, Expired, Input, Persist, Send, SendAll, SetTimer, Time, Timer
 from tidings.protocols.messages import Offer
 from tidings.protocols.nodes.edge import EdgeSettings
 from tidings.protocols.nodes.relay import RelaySettings
@@ -51,6 +51,7 @@ RATE = 25.0  # messages/s of a stream
 EVENT_BYTES = 100
 LATENCY = 0.001  # seconds, one way
 OPENED = 3.0  # seconds: subscribers come when the site has heard of the edges
+QUIET = 3.0  # seconds without load at the end: what is on the way arrives
 BEGIN = 1.0  # seconds: publishers come first: who subscribes is told how far each stream has come
 
 STAYING = MachineSettings(subscriptions=SubscriptionSettings(silence=60.0), refresh=600.0, hurry=600.0)
@@ -119,6 +120,47 @@ class LabSubscriber:
             if isinstance(effect, Deliver) and isinstance(effect.item, Fed):
                 todo += self.machine.handle(now, Taken(effect.item.id, effect.item.span.hi))
         return out
+
+    def check(self) -> None:
+        self.machine.check()
+
+
+class LabPublishTick(Timer, frozen=True, gc=False):
+    """Time for the next message."""
+
+
+class LabPublisher:
+    """An application that publishes a message of one stream at a time, from ``start`` until ``stop``.
+
+    With ``keys`` each has one of so many, drawn evenly.
+    """
+
+    def __init__(self, me: NodeId, stream: StreamId, start: Time, stop: Time, keys: int, rng: random.Random) -> None:
+        self.machine = ClientMachine(me, me, (SITE,), STAYING, rng)
+        self.stream = stream
+        self.begin = start
+        self.stop = stop
+        self.keys = keys
+        self.rng = rng
+        self.sent = 0
+
+    def start(self, now: Time) -> Effects:
+        wait = max(self.begin - now, 0.0) + self.rng.random() / RATE
+        return [*self.machine.start(now), SetTimer(wait, LabPublishTick())]
+
+    def handle(self, now: Time, input: Input) -> Effects:
+        if type(input) is not Expired or type(input.timer) is not LabPublishTick:
+            return self.machine.handle(now, input)
+        if now >= self.stop:
+            return []
+        again = SetTimer(1 / RATE, LabPublishTick())
+        if not self.machine.home:  # p1 has not answered yet
+            return [again]
+        self.sent += 1
+        keys: list[bytes | None] | None = [b"key-%d" % self.rng.randrange(self.keys)] if self.keys else None
+        payload = f"{self.stream}/{self.sent}".encode().ljust(EVENT_BYTES, b".")
+        rows = data_rows(1, keys, [payload])
+        return [*self.machine.handle(now, Submit(REGION, self.stream, rows, self.sent)), again]
 
     def check(self) -> None:
         self.machine.check()
@@ -208,18 +250,10 @@ class PaperNetwork:
         brokers = settings or BrokerSettings()
         cells = [[NODE[name] for name in relays] for relays in CELLS.values()]
         self.streams = evenly(cells)
-        until = end - 3.0 if stop is None else stop
-        writers = tuple(
-            plans.PublisherTable(
-                name=f"pub-{name}", region=REGION, stream=name, rate=RATE, start=BEGIN, stop=until, keys=keys
-            )
-            for name in self.streams
-        )
         plan = Scenario(
             scenario=plans.Run("gryphon", end, heal_after=None),
             regions=(plans.RegionTable(REGION),),
             streams=tuple(plans.Stream(name, REGION, event_bytes=EVENT_BYTES) for name in self.streams),
-            publishers=writers,
         )
         self.deployment = Deployment(plan, seed, check=False, trace=False)
         self.world = self.deployment.world
@@ -230,6 +264,9 @@ class PaperNetwork:
         for cell, relays in CELLS.items():
             names = [NODE[name] for name in relays]
             add_cell(self.deployment, REGION, cell, names, (SITE,), RelaySettings(broker=brokers))
+        self.publishers: list[NodeId] = []
+        for name in self.streams:
+            self._add_publisher(name, end - QUIET if stop is None else stop, keys)
         self.subscribers: dict[str, NodeId] = {}
         for edge, cell in EDGES.items():
             above = [NODE[name] for name in CELLS[cell]]
@@ -245,6 +282,15 @@ class PaperNetwork:
             self.world.at(OPENED, partial(self.deployment.add, client, HOMES, subscriber))
         self.witness = Witness({node: edge for edge, node in self.subscribers.items()})
         self.world.observers.append(self.witness)
+
+    def _add_publisher(self, stream: StreamId, stop: float, keys: int) -> None:
+        me = f"{REGION}/pub-{stream}"
+        self.publishers.append(me)
+
+        def publisher(durable: Any, incarnation: int, rng: random.Random) -> LabPublisher:
+            return LabPublisher(me, stream, BEGIN, stop, keys, rng)
+
+        self.deployment.add(me, REGION, publisher)
 
     def carried(self, relay: str) -> list[StreamId]:
         """The streams that a relay carries while all are well."""
