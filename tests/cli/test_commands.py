@@ -264,7 +264,7 @@ def test_a_target_that_is_not_built_says_so(name: str) -> None:
         run("check", name, "--seeds", "0..2", "--json")
 
 
-@pytest.mark.parametrize("name", ["fanout", "peers"])
+@pytest.mark.parametrize("name", ["peers"])
 def test_a_benchmark_that_is_not_built_says_so_and_names_those_that_are(name: str) -> None:
     with pytest.raises(NotBuilt, match=rf"^bench {name} is not built yet; there are gc, sim, throughput, ") as told:
         run("bench", name, "--runs", "3", "--json")

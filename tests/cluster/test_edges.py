@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from server.rig import until
+from server.rig import tidings_json, until
 from tidings.campaign.cluster.client_trace import Evidence
 from tidings.campaign.cluster.load import Load, PublisherLoad, Subscribing, WorkerOrder
 from tidings.campaign.cluster.memory_loss import judge_losses
@@ -82,6 +82,19 @@ def test_status_names_relays_and_edges_with_their_places(town: Town) -> None:
         ("r0/e1", "relays", True),
     ]
     assert {each["cell"] for id, each in found.items() if "/b" in id} == {"relays"}
+
+
+def test_a_status_by_url_has_the_edges_that_replicas_hear_from(town: Town) -> None:
+    async def main() -> Any:
+        await town.until_connected()
+        return await asyncio.to_thread(tidings_json, "status", "--url", town.cluster.url("r0"))
+
+    (region,) = town.run(main())["regions"]
+    assert region["relays"] == []
+    assert [(each["id"], each["alive"], each["upstream"]) for each in region["edges"]] == [
+        ("r0/e0", True, None),
+        ("r0/e1", True, None),
+    ]
 
 
 def test_what_is_killed_by_a_fault_stays_down_until_it_is_restarted(town: Town) -> None:

@@ -162,3 +162,15 @@ def test_up_with_another_number_of_edges_than_the_directory_has_is_refused(tmp_p
     said = tidings("up", "--edges", 3, "--detach", "--dir", tmp_path, code=1)
     assert "has edges = 2, not 3: omit --edges, or use another --dir" in said
     assert "has relays = 1, not 2" in tidings("up", "--relays", 2, "--detach", "--dir", tmp_path, code=1)
+
+
+def test_the_file_of_the_guide_is_good(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs/guide/edges.md").read_text()
+    plan = load(written(tmp_path, guide.partition("```toml\n")[2].partition("```")[0]))
+    places = plan.broker_places()
+    assert [(slot, place.below) for slot, place in places.items()] == [
+        ("east/b0", ""),
+        ("east/b1", ""),
+        ("east/e0", "inner"),
+        ("east/e1", ""),
+    ]

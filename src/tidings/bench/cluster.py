@@ -103,17 +103,17 @@ class WorkerFailed(TidingsError):
 
 
 class BenchWorker:
-    """A process of bench_worker."""
+    """A process of bench/worker.py or bench/fanout_worker.py."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
         self.process = process
 
     @classmethod
-    async def start(cls, name: str, job: BenchJob) -> BenchWorker:
+    async def start(cls, name: str, job: msgspec.Struct, module: str = "tidings.bench.worker") -> BenchWorker:
         """Start it; `hear` its being ready before anything else."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tidings.bench.worker", name, msgspec.json.encode(job).decode()),
+            *(sys.executable, "-m", module, name, msgspec.json.encode(job).decode()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

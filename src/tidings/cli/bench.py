@@ -18,7 +18,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 PROMISED = {
-    "fanout": "events per second to many subscribers",
     "peers": "the same load on other systems",
 }
 """Benchmarks that are designed but not built yet."""
@@ -115,6 +114,25 @@ def filter(runs: Runs = 3, as_json: Json = False) -> None:
 
     with steps("bench filter") as report:
         result = bench_filter.run(runs, report)
+    _emit(result, as_json)
+
+
+@app.command("fanout", epilog="Example: tidings bench fanout --connections 1000 --json")
+def fanout(
+    runs: Runs = 3,
+    seconds: Seconds = 10.0,
+    connections: Annotated[
+        list[int] | None,
+        typer.Option("--connections", min=1, help="Subscribers; may be repeated. Default 100, 1000 and 16000."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Processor time and latency of an edge with many subscribers. Compared with a process that only sends."""
+    from tidings.bench import fanout as bench_fanout
+
+    counts = tuple(sorted(set(connections))) if connections else bench_fanout.CONNECTIONS
+    with steps("bench fanout") as report:
+        result = bench_fanout.run(runs, report, bench_fanout.FanoutScale(connections=counts, seconds=seconds))
     _emit(result, as_json)
 
 
