@@ -18,10 +18,11 @@ from tidings.core.ids import NodeId
 from tidings.core.rows import data_rows
 from tidings.core.span import Span
 from tidings.protocols.brokers.soft_history import SoftHistory
-from tidings.protocols.brokers.subscriber import Fed
+from tidings.protocols.brokers.subscriber import Fed, Learn
 from tidings.protocols.kernel import Deliver, Effects, Input, Time
 from tidings.protocols.nodes.edge import Edge, EdgeSettings
 from tidings.protocols.nodes.relay import RelaySettings
+from tidings.protocols.replication.chain_config import ChainConfig
 from tidings.sim import scenario as plans
 from tidings.sim.brokers import add_cell, add_edge
 from tidings.sim.build import Deployment
@@ -182,6 +183,15 @@ def test_whatever_happens_to_brokers_and_replicas_subscribers_get_exactly_what_p
     world_.start()
     world_.run(45.0)
     judge(deployment, apps)
+
+
+def test_an_edge_does_not_believe_a_replica_that_does_not_know_its_chain_yet() -> None:
+    edge = Edge("e", "east", ("p0", "p1"), ("p0", "p1"), 1, EdgeSettings(), random.Random(1))
+    edge.start(0.0)
+    edge.handle(0.1, Learn(ChainConfig("east", 0, ("p0",))))
+    assert edge.upstream == ("p0", "p1")
+    edge.handle(0.2, Learn(ChainConfig("east", 1, ("p0", "p1", "p2"))))
+    assert edge.upstream == edge.replicas == ("p0", "p1", "p2")
 
 
 def test_what_comes_at_once_is_read_whole_however_little_is_kept() -> None:

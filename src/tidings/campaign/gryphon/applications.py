@@ -71,7 +71,7 @@ class ReadingApp:
         self.life = life
         self.left = dict(enumerate(wishes))  # by number; what it has not opened
         self.open: dict[int, Opened] = {}
-        self.ended: dict[int, Ended] = {}
+        self.ended: dict[int, tuple[StreamName, Ended]] = {}
         self.wrong: Counter[str] = Counter()
 
     def start(self, now: Time) -> Effects:
@@ -111,8 +111,7 @@ class ReadingApp:
             case Refiltered(id, where) if id in self.open:
                 self.open[id].where = where
             case Ended(id) if id in self.open:
-                self.ended[id] = item
-                del self.open[id]
+                self.ended[id] = self.open.pop(id).wish.stream, item
         return []
 
     def _take(self, now: Time, id: int) -> list[Effect]:

@@ -101,7 +101,7 @@ def _counted(plan: Plan, deployment: Deployment, breaker: Breaker, merges: Seque
     regions = [{owner for _, owner in each.plan.streams} for each in merges if each.rows]
     return {
         "filter_changed_in_gap": breaker.counts["filter_changed_in_gap"],
-        "stream_deleted": sum([each.gone for each in ended]),
+        "stream_deleted": sum([each.gone for _, each in ended]),
         "merged_regions": sum([len(each) > 1 for each in regions]),
     }
 
@@ -146,8 +146,8 @@ def _demand(plan: Plan, deployment: Deployment, questions: BrokerQuestions, dema
         me = reader.machine.me
         note(me, "other_filter", reader.wrong["other_filter"], 0)
         note(me, "never_opened", len(reader.left), 0)
-        for id, ended in reader.ended.items():
-            note(f"{me}#{id} {ended.reason}", "ended_for_no_reason", not (ended.gone and plan.deleted), 0)
+        for id, (stream, ended) in reader.ended.items():
+            note(f"{me}#{id} {ended.reason}", "ended_for_no_reason", not (ended.gone and stream == plan.deleted), 0)
         for id, subscriber in reader.machine.subscribers.items():
             source = deployment.world.hosts[subscriber._source()].machine
             assert isinstance(source, Edge | Replica)

@@ -7,7 +7,7 @@
   each number once in a repetition interval unless it was answered or more is wanted (``repeated_nack``). What is sent
   again goes to who asked (``unasked_answer``), and what came sideways goes no further sideways (``sideways_twice``). A
   replica tells a broker that comes to it how far its streams have come (``not_expected``). What a replica feeds is
-  committed there (``fed_uncommitted``).
+  committed there (``fed_uncommitted``), and what a relay acknowledges its edges have (``acknowledged_for_others``).
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from tidings.core.ids import NodeId, StreamId
 from tidings.core.ranges import Ranges
 from tidings.core.rows import Rows
 from tidings.core.span import Span
-from tidings.protocols.brokers.broker_messages import Brokered, Nack, PeerStatus, Status, Wanted
+from tidings.protocols.brokers.broker_messages import Acknowledge, Brokered, Nack, PeerStatus, Status, Wanted
 from tidings.protocols.brokers.messages import Feed
 from tidings.protocols.kernel import Effects, Received, Send
 from tidings.protocols.messages import Offer
+from tidings.protocols.nodes.edge import Edge
 from tidings.protocols.nodes.relay import Relay
 from tidings.protocols.nodes.replica import Replica
 from tidings.sim.build import Deployment
@@ -151,6 +152,8 @@ class BrokerQuestions:
                     self.nacked += message.hi - message.lo
             elif type(message) is Brokered:
                 self._told(node, effect.to, message, came)
+            elif type(message) is Acknowledge and type(machine) is Relay:
+                self._acknowledges(machine, message)
             elif type(message) is Feed and type(machine) is Replica and message.spans:
                 stream = message.spans[0].stream
                 history = machine.log.histories.get(stream)
@@ -171,6 +174,14 @@ class BrokerQuestions:
         told = [each.message.stream for each in effects if type(each) is Send and type(each.message) is Offer]
         self.wrong[node, "not_expected"] += not set(streams) <= set(told)
         self.counts["expected_after_restart"] += incarnation > 1 and bool(told)
+
+    def _acknowledges(self, relay: Relay, ack: Acknowledge) -> None:
+        """What a relay acknowledges all edges below it have that it knows to want it."""
+        for down in relay.broker.downstream.values():
+            edge = self.deployment.world.hosts[down.node].machine
+            if type(edge) is Edge and edge.life == down.wanted.life and ack.stream in down.outputs:
+                lacks = ack.stream in edge.subends and edge.subends[ack.stream].at < ack.below
+                self.wrong[relay.me, "acknowledged_for_others"] += lacks
 
     def _goes_up(self, time: float, node: NodeId, incarnation: int, came: Any, lo: int, hi: int, version: int) -> None:
         if type(came) is not Nack or not came.lo <= lo < hi <= came.hi:

@@ -314,8 +314,8 @@ class Edge:
     def _meet(self, now: Time, chain: ChainConfig) -> list[Effect]:
         """The configuration of the region's chain says where replicas are, and who is above an edge below them."""
         known = self.subscriptions.chain
-        if known is not None and known.epoch >= chain.epoch:
-            return []
+        if not chain.epoch or (known is not None and known.epoch >= chain.epoch):
+            return []  # a replica that has just started does not know its chain
         if self.upstream == self.replicas:
             self.upstream = chain.replicas
         self.replicas = chain.replicas
