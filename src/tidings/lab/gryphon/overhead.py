@@ -7,8 +7,8 @@ best_effort.py. p1 logs with fsync in one mode, and keeps its log in memory in t
 
 Processor time is that of the two broker processes, user and system, from two seconds after the first event until the
 last is delivered, over the time for which was published: in points of one core. (The paper's machine had six
-processors.) So work that is late is counted, too. Publisher, subscribers and everybody else share this machine's cores, so latencies contain waiting
-for them; how many processors others used stands beside the numbers.
+processors.) So work that is late is counted, too. Publisher, subscribers and everybody else share this machine's cores,
+so latencies contain waiting for them; how many processors others used stands beside the numbers.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ class Costs:
         if others < QUIET:
             return ""
         return (
-            f"Others used {others:.1f} processors meanwhile: latencies contain waiting for one, and a difference of a few "
-            "points may be theirs."
+            f"Others used {others:.1f} processors meanwhile: latencies contain waiting for one, and a difference of a "
+            "few points may be theirs."
         )
 
     def told(self, mode: str, name: str, digits: int = 1) -> str:
