@@ -162,7 +162,7 @@ def test_an_audit_of_what_plain_subscribers_got_finds_nothing_after_edges_and_re
             for slot in ("r0/b0", "r0/e0", "r0/b1", "r0/e1"):
                 await asyncio.sleep(0.7)
                 fed = sum([each.get("subscriptions") or 0 for each in (await town.brokers()).values()])
-                assert fed == 2 * len(readers), "edges feed all plain subscribers"
+                assert fed >= 2 * len(readers), "edges feed all plain subscribers"
                 await town.crash(slot)
             await town.until_connected()
             ends = await load.stop(20.0)

@@ -374,3 +374,17 @@ def test_what_was_filtered_for_another_life_or_an_older_version_counts_for_nothi
     assert subend.accept(0.0, told(4, 9)) == [] and subend.accept(0.0, told(5, 2)) == []
     assert [span.hi for span in subend.accept(0.0, told(5, 3))] == [2]
     assert [each for each in subend.due(1.0) if isinstance(each, Acknowledge)] == [Acknowledge("s", 2)]
+
+
+def test_who_comes_late_is_told_how_far_a_stream_has_come_though_its_rows_are_forgotten() -> None:
+    """Found by an audit of real processes: with nothing more published, such an edge stayed behind for good."""
+    relay = Broker("b", "IB", 7, ("p",), (), SETTINGS)
+    relay.start(0.0)
+    relay.handle(0.0, Received("s1", Status(Wanted("s1", "s1", 1, 1, (("a", "", ("",)),)), ())))
+    rows = data_rows(1, None, [b"x"] * 5)
+    told = Brokered("a", (Span("a", 1, 6, 1, rows, label(7, relay.version)),))
+    relay.handle(0.1, Received("p", told))
+    relay.handle(0.2, Received("s1", Acknowledge("a", 6)))
+    assert not relay.inputs["a"].of(1, 6), "it is forgotten"
+    late = relay.handle(0.3, Received("s2", Status(Wanted("s2", "s2", 1, 1, (("a", "", ("",)),)), ())))
+    assert Send("s2", Offer("a", 6)) in late

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tidings.protocols.services.catalog import Description
 from tidings.server import broker_process
 from tidings.server.broker_process import BrokerProcess, EdgeRecipe, RelayRecipe
 from tidings.server.cluster_config import generate, render
-from tidings.server.http_client import call
+from tidings.server.http_client import CallFailed, call
 from tidings.server.node_process import NodeKind, Spec
 from tidings.server.nodes import remake
 from tidings.server.paths import ClusterPaths
@@ -110,6 +111,13 @@ def test_recipes_have_the_place_in_the_file_and_a_larger_life_each_time(tmp_path
         assert isinstance(remake(start, []), kind), "a journal says what it is of"
 
 
+async def healthy(port: int) -> bool:
+    try:
+        return bool(call(port, "/healthz") == {"connected": True, "failed": False})
+    except CallFailed:
+        return False
+
+
 def test_serve_runs_relays_and_edges_and_says_when_they_are_ready(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     plan = generate(1, 1, edges=1, relays=1, durability="memory", port=0)
@@ -130,7 +138,7 @@ def test_serve_runs_relays_and_edges_and_says_when_they_are_ready(tmp_path: Path
                 continue
             assert said["address"] == plan.broker_places()[name].address
             assert call(said["admin"], "/status")["id"] == name
-            assert call(said["admin"], "/healthz")["failed"] is False
+            asyncio.run(until(partial(healthy, said["admin"]), f"{name} hears from a replica"))
         for each in reversed(running):
             each.terminate()
         assert [each.wait(20) for each in running] == [0, 0, 0, 0]

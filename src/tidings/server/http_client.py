@@ -34,7 +34,7 @@ def call(port: int, path: str, body: Any = None, *, token: str = "", timeout: fl
     except urllib.error.HTTPError as error:
         with error:
             text = error.read()
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(msgspec.DecodeError, KeyError):
             raise CallFailed(str(msgspec.json.decode(text)["error"])) from None
         raise CallFailed(f"{path} on port {port}: {error}") from None
     except OSError as error:

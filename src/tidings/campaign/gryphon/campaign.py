@@ -84,13 +84,7 @@ def run_seed(seed: int) -> dict[str, Any]:
         "mood": plan.mood,
         "violations": [(each.invariant, f"{dict(each.where)}: {each.detail}") for each in violations],
         "faults": {name: count for name, count in sorted((breaker.counts + world.fault_counts).items())},
-        "reports": {
-            **world.reports,
-            **questions.counts,
-            **_counted(breaker),
-            **_deleted(plan, deployment),
-            **_merged(merges),
-        },
+        "reports": {**world.reports, **questions.counts, **_counted(plan, deployment, breaker, merges)},
         "sim_seconds": world.now,
         "steps": world.protocol_events,
         "wall_seconds": time.perf_counter() - began,
@@ -101,18 +95,15 @@ def run_seed(seed: int) -> dict[str, Any]:
     }
 
 
-def _counted(breaker: Breaker) -> dict[str, int]:
-    return {name: count for name, count in breaker.counts.items() if name.startswith("filter_changed")}
-
-
-def _deleted(plan: Plan, deployment: Deployment) -> dict[str, int]:
+def _counted(plan: Plan, deployment: Deployment, breaker: Breaker, merges: Sequence[MergingApp]) -> dict[str, int]:
+    """What no machine reports."""
     ended = [each for reader in _readers(plan, deployment) for each in reader.ended.values()]
-    return {"stream_deleted": sum([each.gone for each in ended])}
-
-
-def _merged(merges: Sequence[MergingApp]) -> dict[str, int]:
-    regions = [{owner for _, owner in each.plan.streams} for each in merges if len(each.rows) > 1]
-    return {"merged": len(regions), "merged_regions": sum([len(each) > 1 for each in regions])}
+    regions = [{owner for _, owner in each.plan.streams} for each in merges if each.rows]
+    return {
+        "filter_changed_in_gap": breaker.counts["filter_changed_in_gap"],
+        "stream_deleted": sum([each.gone for each in ended]),
+        "merged_regions": sum([len(each) > 1 for each in regions]),
+    }
 
 
 def _readers(plan: Plan, deployment: Deployment) -> list[ReadingApp]:

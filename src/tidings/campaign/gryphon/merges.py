@@ -1,4 +1,4 @@
-"""Applications of a Gryphon campaign that merge streams of several regions in one order, and the judge of what they get.
+"""Applications of a Gryphon campaign that merge streams in one order, and the judge of what they get.
 
 Ticks of different streams differ. So two mergers agree on whatever they share if each has its rows sorted by tick, and
 each row with the tick that its owner gave it. Of a stream from which nothing was collected nothing may be missing.

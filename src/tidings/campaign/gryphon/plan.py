@@ -89,7 +89,7 @@ class Plan:
         self.seed = seed
         self.rng = rng = random.Random(f"gryphon/{seed}")
         self.mood: Mood = rng.choices(("calm", "swarm"), (1, 5))[0]
-        self.sites = [self._site(name) for name in ("east", "west")[: rng.choice([1, 1, 2])]]
+        self.sites = [self._site(name) for name in ("east", "west")[: rng.choice([1, 2])]]
         self.streams = tuple([self._stream(at) for at in range(rng.choice([2, 3]))])
         self.deleted = self.streams[-1].name if rng.random() < 0.25 else ""
         for site in self.sites:
@@ -97,7 +97,7 @@ class Plan:
             site.readers = {name: [self._wish(name, at) for at in range(rng.choice([1, 1, 2]))] for name in names}
         self.order = random.Random(f"gryphon/order/{seed}")  # a generator of its own: other seeds stay the same
         self.skew = 0.0  # seconds by which the clocks of replicas are wrong at most
-        if self.order.random() < 0.4:
+        if self.order.random() < 0.5:
             self._merge()
         calm = self.mood == "calm"
         self.broker = BrokerSettings(

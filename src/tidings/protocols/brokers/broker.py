@@ -24,7 +24,8 @@ was filtered before it wanted what it wants now, and asks for it again (dynamic 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import Protocol
 from zlib import crc32
 
@@ -32,8 +33,9 @@ import numpy as np
 
 from tidings.core.curiosity import Curiosity
 from tidings.core.errors import BadInput, Contradiction
-from tidings.core.filters import parse, parse_attributes
+from tidings.core.filters import Filter, parse, parse_attributes
 from tidings.core.filters.index import FilterIndex
+from tidings.core.filters.summary import Summary
 from tidings.core.ids import FIRST, NodeId, StreamId
 from tidings.core.knowledge import Knowledge
 from tidings.core.lens import ALL, Lens
@@ -67,7 +69,7 @@ from tidings.protocols.kernel import (
 )
 from tidings.protocols.messages import Offer
 
-SUMMARY = 1024  # filters of one stream that a broker wants; with more of them it wants everything
+SUMMARY = 1024  # filters of one stream that a broker asks for; of more it makes one that passes what they pass
 
 EVERYTHING = -1  # in place of an id in the index
 
@@ -95,10 +97,25 @@ def label(life: int, version: int) -> Lens:
     return Lens(f"~{life}", version)
 
 
-def summary(texts: Iterable[str]) -> tuple[str, ...]:
+@lru_cache(maxsize=65_536)
+def filter_of(attrs: str, text: str) -> Filter | None:
+    """A filter over declared attributes; None passes everything, as does one that cannot be read here."""
+    try:
+        return parse(text, parse_attributes(attrs)) if text else None
+    except BadInput:
+        return None
+
+
+def summary(attrs: str, texts: Collection[str]) -> tuple[str, ...]:
     """Filters that pass at least what these pass, and not too many of them."""
-    some = sorted(set(texts))
-    return ("",) if "" in some or len(some) > SUMMARY else tuple(some)
+    if "" in texts:
+        return ("",)
+    if len(texts) <= SUMMARY:
+        return tuple(sorted(texts))
+    one = Summary()
+    for text in texts:
+        one.add(filter_of(attrs, text))
+    return (one.text,)
 
 
 class StreamOutput:
@@ -311,13 +328,12 @@ class Broker:
             del self.indexes[stream]
 
     def _enter(self, stream: StreamId, attrs: str, text: str) -> int:
-        """The id of a filter in its stream's index. What cannot be evaluated here passes everything."""
-        if text:
-            try:
-                return self.indexes.setdefault(stream, FilterIndex()).add(parse(text, parse_attributes(attrs)))
-            except BadInput:
-                return EVERYTHING
-        return EVERYTHING
+        """The id of a filter in its stream's index, if there is room."""
+        filter = filter_of(attrs, text)
+        try:
+            return EVERYTHING if filter is None else self.indexes.setdefault(stream, FilterIndex()).add(filter)
+        except BadInput:
+            return EVERYTHING
 
     def _drop(self, down: Downstream) -> None:
         del self.downstream[down.node]
@@ -331,7 +347,7 @@ class Broker:
             attrs |= down.attrs
             for stream, texts in down.filters.items():
                 wanted.setdefault(stream, set()).update(texts)
-        interests = tuple([(stream, attrs[stream], summary(wanted[stream])) for stream in sorted(wanted)])
+        interests = tuple([(each, attrs[each], summary(attrs[each], wanted[each])) for each in sorted(wanted)])
         included = {down.node: (down.wanted.life, down.wanted.version) for down in self.downstream.values()}
         if interests != self._interests or included != self.included.get(self.version):
             self.version += 1

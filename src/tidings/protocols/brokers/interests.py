@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from tidings.core.filters.summary import Summary
 from tidings.core.ids import NodeId, StreamId
-from tidings.protocols.brokers.broker import SUMMARY
-from tidings.protocols.brokers.broker_messages import Interest, Wanted
+from tidings.protocols.brokers.broker import SUMMARY, filter_of
+from tidings.protocols.brokers.broker_messages import Wanted
 from tidings.protocols.kernel import Time
 
 LINGER = 10.0  # seconds for which a filter stays in that nobody uses; ours: subscribers come back
@@ -19,12 +20,37 @@ LINGER = 10.0  # seconds for which a filter stays in that nobody uses; ours: sub
 class Wish:
     """Of one stream: its attributes, and since which version each filter is in."""
 
-    __slots__ = ("attrs", "idle", "since")
+    __slots__ = ("attrs", "idle", "since", "summary")
 
     def __init__(self, attrs: str) -> None:
         self.attrs = attrs
         self.since: dict[str, int] = {}
         self.idle: dict[str, Time] = {}  # filters that nobody uses, and since when
+        self.summary: Summary | None = None  # of all of them, where they are too many
+
+    def enter(self, text: str, version: int) -> None:
+        """A filter is in from this version on."""
+        self.since[text] = version
+        if self.summary is not None:
+            self.summary.add(filter_of(self.attrs, text))
+
+    def remove(self, text: str) -> None:
+        """A filter is out."""
+        del self.since[text], self.idle[text]
+        self.summary = None
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The filters that the brokers above are told."""
+        if "" in self.since:
+            return ("",)
+        if len(self.since) <= SUMMARY:
+            return tuple(sorted(self.since))
+        if self.summary is None:
+            self.summary = Summary()
+            for text in self.since:
+                self.summary.add(filter_of(self.attrs, text))
+        return (self.summary.text,)
 
 
 class Interests:
@@ -41,27 +67,21 @@ class Interests:
         """A subscription wants this. Returns the version that it needs."""
         wish = self.wishes.setdefault(stream, Wish(attrs))
         wish.idle.pop(text, None)
-        for known in ("", text):  # who gets everything gets this, too
-            if known in wish.since:
-                return wish.since[known]
-        self._changed()
-        if len(wish.since) >= SUMMARY:
-            text = ""
-        wish.since[text] = self.version
-        return self.version
+        if text not in wish.since:
+            if "" not in wish.since:  # who gets everything gets this already
+                self._changed()
+            wish.enter(text, wish.since.get("", self.version))
+        return wish.since[text]
 
     def tidy(self, now: Time, used: dict[StreamId, Collection[str]]) -> list[StreamId]:
         """Take out what nobody has used for long. Returns the streams that nobody wants any more."""
         gone: list[StreamId] = []
         for stream, wish in list(self.wishes.items()):
             now_used = used.get(stream, ())
-            idle = [text for text in wish.since if text not in now_used and (text or len(now_used) <= SUMMARY)]
-            over = [text for text in idle if now - wish.idle.setdefault(text, now) >= LINGER]
-            for text in over:
-                del wish.since[text], wish.idle[text]
-                self._changed()
-            if "" in over:  # what it stood for is wanted one by one
-                wish.since |= {text: self.version for text in now_used if text not in wish.since}
+            for text in [text for text in wish.since if text not in now_used]:
+                if now - wish.idle.setdefault(text, now) >= LINGER:
+                    wish.remove(text)
+                    self._changed()
             if not wish.since:
                 del self.wishes[stream]
                 gone.append(stream)
@@ -79,9 +99,5 @@ class Interests:
     def told(self) -> Wanted:
         """What the brokers above are told."""
         self.news = False
-        interests: list[Interest] = []
-        for stream in sorted(self.wishes):
-            wish = self.wishes[stream]
-            texts = ("",) if "" in wish.since else tuple(sorted(wish.since))
-            interests.append((stream, wish.attrs, texts))
+        interests = [(stream, self.wishes[stream].attrs, self.wishes[stream].asked) for stream in sorted(self.wishes)]
         return Wanted(self.me, self.me, self.life, self.version, tuple(interests))

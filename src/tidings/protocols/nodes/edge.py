@@ -22,7 +22,15 @@ from tidings.core.ids import NEVER, NodeId, RegionId, StreamId, stream_name
 from tidings.protocols.brokers.broker_messages import Acknowledge, Brokered, BrokerSettings, Status, StatusHeard
 from tidings.protocols.brokers.edge_feeds import EdgeSubscriptions
 from tidings.protocols.brokers.interests import Interests
-from tidings.protocols.brokers.messages import Follow, FollowAbove, SubscriptionSettings, Unfollow, Unfollowed
+from tidings.protocols.brokers.messages import (
+    NOWHERE,
+    Feed,
+    Follow,
+    FollowAbove,
+    SubscriptionSettings,
+    Unfollow,
+    Unfollowed,
+)
 from tidings.protocols.brokers.positions import Key
 from tidings.protocols.brokers.soft_history import SoftHistory
 from tidings.protocols.brokers.subend import Subend
@@ -234,11 +242,11 @@ class Edge:
         return [*out, *self.subscriptions.handle(now, Received(src, follow))]
 
     def _park(self, key: Key, follow: Follow) -> list[Effect]:
+        node, id = key
         if len(self.parked) >= self.settings.waiting:
-            node, id = key
             return [Send(node, Unfollowed(id, "this edge has no room for another subscription", floor=1))]
         self.parked[key] = follow
-        return []
+        return [Send(node, Feed(id, NOWHERE, (), 0))]  # a sign of life, or it would soon ask somebody else
 
     def _filter(self, stream: StreamId, where: str) -> Filter:
         definition = self.definitions[stream]
