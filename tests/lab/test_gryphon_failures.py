@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tidings.lab import experiments
 from tidings.lab.claims import Claim
 from tidings.lab.gryphon import failure_verdicts as verdicts
 from tidings.lab.gryphon import failures
@@ -156,3 +158,21 @@ def test_gr4_gr5_gr6_a_simulated_failure_looks_as_the_paper_says(fault: str) -> 
     rows = [{**point, **row} for row in failures.measure(point)]
     (run,) = failures.read(lambda query: rows)
     assert {ident for ident, claim in judged(run).items() if not claim.holds} <= ONLY_DIFFERS
+
+
+MUST = (
+    *("GR4.latency", "GR4.untouched", "GR4.exactly-once", "GR5.latency", "GR5.consolidation", "GR5.untouched"),
+    *("GR5.exactly-once", "GR6.silent", "GR6.ack-expected", "GR6.exactly-once"),
+)
+"""What must hold in simulation and on real processes."""
+
+
+@pytest.mark.check
+def test_all_of_gryphon_runs_and_what_must_hold_holds(tmp_path: Path) -> None:
+    found = experiments.run("gryphon", "quick", tmp_path)
+    verdicts_of = {claim["id"]: claim["verdict"] for claim in found["claims"]}
+    promised = {claim for each in experiments.EXPERIMENTS.values() if each.paper == "gryphon" for claim in each.claims}
+    assert set(verdicts_of) == promised
+    assert [ident for ident in MUST if verdicts_of[ident] != "holds"] == []
+    assert [ident for ident in MUST if verdicts_of[f"real.{ident}"] != "holds"] == []
+    assert all(Path(path).stat().st_size for path in found["figures"])

@@ -452,7 +452,8 @@ def paint(run: FaultRun, title: str, axes: Axes) -> None:
 
 
 def _paint_nacks(run: FaultRun, axes: Axes) -> None:
-    asking = {"link": ("s1", "b2"), "relay": ("s1", "s2", "b2"), "site": ("s1", "s5", "b1", "b3")}[run.fault]
+    relays = [relay for relay in ("b1", "b2", "b3", "b4") if run.asked(relay)]
+    asking = {"link": ["s1", "b2"], "relay": ["s1", "s2", "b2"], "site": ["s1", "s5", *relays[:2]]}[run.fault]
     styles: tuple[tuple[str, str, Any], ...] = (
         *((figures.BLUE, "o", 9), (figures.ORANGE, "s", 6)),
         *((figures.GREEN, "^", 8), (figures.PURPLE, "v", 6)),
