@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tidings.campaign.gryphon import planted_bugs as gryphon_bugs
 from tidings.campaign.mutation import conditions, mutants, planted
 from tidings.campaign.mutation.mutants import NOTHING, Case, MutantVerdict, Results, Worker
 from tidings.campaign.sprinkler import planted_bugs
@@ -37,7 +38,7 @@ class Machine:
 """
 
 
-@pytest.mark.parametrize("mutant", planted_bugs.PLANTED, ids=lambda mutant: mutant.id)
+@pytest.mark.parametrize("mutant", planted_bugs.PLANTED + gryphon_bugs.PLANTED, ids=lambda mutant: mutant.id)
 def test_a_planted_mutant_applies_and_compiles(mutant: planted.Mutant) -> None:
     source = mutants.module_path(mutant.module).read_text()
     mutated = mutant.apply(source)

@@ -11,4 +11,7 @@ from tidings.campaign.mutation.planted import listed
 
 PLANTED = listed(Path(__file__).with_suffix(""))
 MUTATED = ("protocols/brokers", "protocols/nodes")
-JUDGES = ("false_claim", "repeated_nack", "unasked_answer", "sideways_twice", "completeness", "convergence")
+JUDGES = (
+    *("completeness", "convergence", "total_order", "false_claim", "fed_uncommitted", "acknowledged_for_others"),
+    *("unasked_nack", "repeated_nack", "unasked_answer", "sideways_twice", "not_expected"),
+)

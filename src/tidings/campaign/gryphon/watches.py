@@ -4,7 +4,8 @@
   committed, through the filters that the receiver has wanted from the version on the label on, as far as the sender
   knows. ``false_claim``.
 - `BrokerQuestions`: a relay asks upstream for nothing that nobody below has just asked for (``unasked_nack``), and for
-  each number once in a repetition interval unless it was answered or more is wanted (``repeated_nack``). What is sent
+  each number once in a repetition interval unless it was answered or more is wanted (``repeated_nack``), and then again
+  (``question_swallowed``). What is sent
   again goes to who asked (``unasked_answer``), and what came sideways goes no further sideways (``sideways_twice``). A
   replica tells a broker that comes to it how far its streams have come (``not_expected``). What a replica feeds is
   committed there (``fed_uncommitted``), and what a relay acknowledges its edges have (``acknowledged_for_others``).
@@ -160,6 +161,8 @@ class BrokerQuestions:
                 self.wrong[node, "fed_uncommitted"] += history is None or message.spans[-1].hi > history.horizon
         if type(came) is Status and isinstance(input, Received) and isinstance(machine, Replica):
             self._registered(node, incarnation, input.src, machine, effects)
+        if type(came) is Nack and isinstance(input, Received) and type(machine) is Relay and not asked:
+            self._kept(time, node, incarnation, input.src, machine, came)
         for lo, hi, version in sorted(asked):
             self._goes_up(time, node, incarnation, came, lo, hi, version)
 
@@ -182,6 +185,19 @@ class BrokerQuestions:
             if type(edge) is Edge and edge.life == down.wanted.life and ack.stream in down.outputs:
                 lacks = ack.stream in edge.subends and edge.subends[ack.stream].at < ack.below
                 self.wrong[relay.me, "acknowledged_for_others"] += lacks
+
+    def _kept(self, time: float, node: NodeId, incarnation: int, src: NodeId, relay: Relay, nack: Nack) -> None:
+        """A question that went nowhere was passed on a moment ago, or can be answered here (A2.24)."""
+        down = relay.broker.downstream.get(src)
+        if (
+            down is None
+            or nack.stream not in down.outputs
+            or not relay.broker.input(nack.stream).gaps(nack.lo, nack.hi)
+        ):
+            return
+        before = self._up[node, incarnation, nack.stream]
+        lately = [at for lo, hi, _, at in before if lo < nack.hi and hi > nack.lo and time - at < 1.1 * self.repeat]
+        self.wrong[node, "question_swallowed"] += not lately
 
     def _goes_up(self, time: float, node: NodeId, incarnation: int, came: Any, lo: int, hi: int, version: int) -> None:
         if type(came) is not Nack or not came.lo <= lo < hi <= came.hi:
