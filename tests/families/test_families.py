@@ -194,7 +194,7 @@ def test_what_is_unknown_is_an_error_that_lists_what_there_is(flooding: Any) -> 
     for name in PROMISED:
         with pytest.raises(BadInput, match=rf"^fabric '{name}' is not built yet: must be one of flooding, pull$"):
             family_of(name)
-    listed = "must be one of sprinkler, cluster, spark, sink, flooding"
+    listed = "must be one of sprinkler, gryphon, cluster, spark, sink, flooding"
     with pytest.raises(BadInput, match=rf"^there is no target 'nope': {listed}$"):
         runner.run("nope", range(1))
     for command, words in (
