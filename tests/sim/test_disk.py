@@ -146,6 +146,15 @@ def test_a_slow_disk_makes_larger_groups() -> None:
     assert rig.world.fault_counts == {"slow_disk": 1}
 
 
+def test_a_disk_that_is_fast_again_ends_the_sync_that_is_under_way_sooner() -> None:
+    rig = DiskRig(DiskModel(sync=SYNC))
+    rig.world.slow_disk("n", 1000.0)
+    rig.write(1.0, 1)
+    rig.write(1.1, 2)
+    rig.world.at(6.0, lambda: rig.world.slow_disk("n", 1.0))  # half of it is done
+    assert rig.run().heard == [(6.005, 1), (6.015, 2)]
+
+
 def test_a_full_disk_answers_when_there_is_room_again() -> None:
     rig = DiskRig(DiskModel(sync=SYNC))
     rig.write(1.0, 1)

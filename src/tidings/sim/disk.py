@@ -6,7 +6,8 @@ last token covered, once per sync. There is no timer: the slower the disk, the l
 
 A crash loses what no finished sync covered. With ``torn`` a prefix of it, drawn by the disk's own generator, survives,
 as a write that reached the platter before its acknowledgement does. A full disk begins no sync until there is room;
-nothing is refused or dropped, and writers get no answer. A slow disk multiplies the time of each sync.
+nothing is refused or dropped, and writers get no answer. A slow disk multiplies the time of each sync, as long as it
+is slow.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class SimDisk:
         "_answer",
         "_buffer",
         "_covered",
+        "_due",
         "_ended",
         "_queue",
         "_rng",
@@ -65,6 +67,7 @@ class SimDisk:
         self._buffer: list[tuple[Any, int]] = []
         self._covered = 0  # of the buffer, by the sync under way
         self._started = -1.0  # when it began; negative: none is under way
+        self._due = 0.0  # when it ends
         self._round = 0  # what makes the end of a sync stale
 
     def write(self, now: float, record: Any, token: int) -> None:
@@ -109,6 +112,14 @@ class SimDisk:
         if self._started < 0.0:
             self._begin(now)
 
+    def set_slow(self, now: float, factor: float) -> None:
+        """From now on a sync takes so many times as long; one under way that can end earlier does."""
+        due = now + (self._due - now) * factor / self.slow
+        self.slow = factor
+        if self._started >= 0.0 and due < self._due:
+            self._due = due
+            self._queue.push(due, self._ended, self._round, 0)
+
     def durable(self) -> list[Any]:
         """The records that a restart finds, in the order they were written."""
         return list(self._stable)
@@ -128,4 +139,5 @@ class SimDisk:
         seconds = self.model.sync * self.slow
         if self.model.spread:
             seconds += self.slow * self._rng.expovariate(1.0 / self.model.spread)
-        self._queue.push(now + seconds, self._ended, self._round, 0)
+        self._due = now + seconds
+        self._queue.push(self._due, self._ended, self._round, 0)

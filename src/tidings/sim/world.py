@@ -299,7 +299,7 @@ class World:
         """Multiply the time of the syncs that begin from now on; 1 heals."""
         disk = self.hosts[node].disk
         if disk is not None:
-            disk.slow = factor
+            disk.set_slow(self.now, factor)
             self.fault_counts["slow_disk"] += factor != 1.0
 
     def full_disk(self, node: NodeId, full: bool) -> None:

@@ -118,7 +118,8 @@ class LeaseHolder:
             out += self._do(now, Hold(Lease(LONG, self.stream, ttl=LASTING)))
         if self.steps > 8 and self.steps % 8 == 2 and now < LAST_SHORT:
             out += self._do(now, Hold(Lease(f"{SHORT}-{self.steps}", self.stream, ttl=BRIEF)))
-        if now > MOVE_AT and not self.moved and self.horizon > self.asofs.get(LONG, self.horizon):
+        waits = not self.asofs.keys() >= self.wanted.keys()  # for a lease as of what the long one keeps
+        if now > MOVE_AT and not (self.moved or waits) and self.horizon > self.asofs.get(LONG, self.horizon):
             self.moved = True
             self.asofs[LONG] = self.horizon  # from now on it may be as of this
             out += self._do(now, MoveLease(LONG, self.horizon))
