@@ -500,6 +500,10 @@ class BlockingSubscription:
         while True:
             yield self._connection._call(anext(spans))  # type: ignore[arg-type]
 
+    def where(self, where: str | None) -> dict[str, int]:
+        """Change the filter; from the numbers returned on, one for each stream, the new one holds."""
+        return self._connection._call(self._open.where(where))
+
     def ack(self) -> None:
         """Acknowledge everything that was handed out, and wait until that is durable."""
         self._connection._call(self._open.ack())

@@ -224,6 +224,36 @@ def test_a_stream_of_another_region_is_published_at_its_owner_and_read_at_home(t
     run(main())
 
 
+@pytest.mark.parametrize("peer", [False, True])
+def test_a_filter_changes_while_the_subscription_is_open_exactly_from_the_number_it_returns(
+    peer: bool, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with (
+            town(tmp_path) as cluster,
+            dial(cluster) as t,
+            dial(cluster, peer=peer) as reader,
+            reader.subscribe("prices", where="price < 100", start="earliest") as sub,
+        ):
+            got: list[tuple[int, float]] = []
+            switch = 0
+            for at in range(60):
+                await t.publish("prices", attrs={"loc": "NY", "price": float(at % 3 * 100)})
+                if at == 20:
+                    with pytest.raises(errors.BadFilter):
+                        await sub.where("price >")
+                    switch = (await sub.where("price >= 100"))["prices"]
+            prices = {number: float((number - 1) % 3 * 100) for number in range(1, 61)}
+            due = [n for n, price in prices.items() if (price < 100 if n < switch else price >= 100)]
+            while len(got) < len(due):
+                event = await sub.next(timeout=20.0)
+                got.append((event.seq, event.attrs["price"]))
+            assert [seq for seq, _ in got] == due and 0 < switch <= 22
+            assert [prices[seq] for seq, _ in got] == [price for _, price in got]
+
+    run(main())
+
+
 def test_what_is_wrong_is_a_typed_error_that_says_what_to_do(tmp_path: Path) -> None:
     async def main() -> None:
         async with town(tmp_path) as cluster:

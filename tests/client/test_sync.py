@@ -83,6 +83,9 @@ def test_blocking_code_publishes_and_subscribes(url: str) -> None:
                 if len(spans) == 5:
                     break
             assert spans == list(range(2996, 3001))
+            with pytest.raises(errors.BadFilter):
+                sub.where("n >")
+            assert sub.where("n > 5000")["plain"] > 3000
         assert t.why("plain", 1).state == "row"
         t.collect("plain", before=5)
         assert t.stream("plain").region == "r0"

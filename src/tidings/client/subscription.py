@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from tidings.client.commands import ChangeFilter, Close, Open, Processed, Taken
-from tidings.client.errors import AsofGone, Closed, SubscriptionEnded, Superseded, TidingsError
+from tidings.client.errors import AsofGone, Closed, NotBuilt, SubscriptionEnded, Superseded, TidingsError
 from tidings.client.events import Event, EventRows, events_of
 from tidings.client.validation import text
 from tidings.core.ids import StreamId, StreamName, stream_name
@@ -331,6 +331,14 @@ class Subscription:
         self._last = None
         return rest
 
+    async def where(self, where: str | None) -> dict[StreamName, int]:
+        """Change the filter while the subscription is open: from the numbers returned on, one for each stream, exactly
+        what passes the new filter comes. What comes before them was filtered by the old one.
+
+        A filter that cannot be had raises `BadFilter`; the old one stays.
+        """
+        raise NotBuilt("the filter of a subscription in total order does not change; open another one above its tick")
+
     async def ack(self) -> None:
         """Acknowledge everything that was handed out, and wait until that is durable."""
         if not self.durable:
@@ -400,11 +408,6 @@ class PlainSubscription(Subscription):
             yield EventRows(span)
 
     async def where(self, where: str | None) -> dict[StreamName, int]:
-        """Change the filter while the subscription is open: from the numbers returned on, one for each stream, exactly
-        what passes the new filter comes. What comes before them was filtered by the old one.
-
-        A filter that cannot be had raises `BadFilter`; the old one stays.
-        """
         wanted = text("where", where or "")
         for stream in self._streams.values():
             await self._check(stream, wanted)
