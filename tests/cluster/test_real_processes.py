@@ -17,10 +17,12 @@ from tidings.net.loop import run
 def test_a_small_demo_passes_its_audit() -> None:
     result = run(Demo(regions=2, replicas=2, clients=9, seconds=6.0).run())
     assert result["audit"]["first"] == []
+    assert len(result["tapes"]) == 2 and all(each["events"] for each in result["tapes"].values())
     assert result["audit"]["passed"] and (result["lost"], result["duplicated"]) == (0, 0)
     assert [each["kind"] for each in result["faults"]] == [
         "cut",
         "heal",
+        "kill edge",
         *["kill head", "restart"],
         *["kill tail", "restart"],
     ]
