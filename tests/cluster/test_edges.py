@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,11 +21,13 @@ from tidings.client.connection import Connection, connect
 from tidings.client.errors import Closed
 from tidings.client.machine import MachineSettings
 from tidings.client.subscription import Subscription
+from tidings.net.journal import replay
 from tidings.net.loop import loop_factory
 from tidings.net.names import seed_of, slot_of
 from tidings.protocols.brokers.messages import SubscriptionSettings
 from tidings.server.http_client import CallFailed
 from tidings.server.local import LocalCluster
+from tidings.server.nodes import remake
 from tidings.server.rpc import RpcClient
 
 
@@ -347,3 +350,21 @@ def test_relays_and_edges_follow_replicas_that_come_back_under_other_names(town:
             await reader.beyond(prices.end + 50)
 
     town.run(main())
+
+
+def test_the_journals_of_a_relay_and_an_edge_replay_with_the_same_effects(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with LocalCluster(1, 1, tmp_path, edges=1, relays=1, journal=tmp_path / "journals") as cluster:
+            async with connect(cluster.url("r0")) as t:
+                await t.create_stream("s", attrs="loc string, price double")
+                while not (await t.describe()).edges:
+                    await asyncio.sleep(0.05)
+            async with connect(cluster.url("r0")) as t, t.subscribe("s", where=WHERE, start="earliest") as sub:
+                for at in range(20):
+                    await t.publish("s", attrs={"loc": "NY", "price": float(at)})
+                assert [(await sub.next(10)).seq for _ in range(9)] == list(range(12, 21))
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    for slot in ("r0-b0", "r0-e0"):
+        again = replay(tmp_path / "journals" / f"{slot}.1.journal", remake)
+        assert again.complete and again.same and again.steps > 20

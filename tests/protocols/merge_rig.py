@@ -166,7 +166,7 @@ class World:
         links = [(a, b) for at, a in enumerate(regions) for b in regions[at + 1 :]]
         self.deployment = Deployment(
             Scenario(
-                scenario=plans.Run(name="merge", seconds=20.0, seed=seed),
+                scenario=plans.Run(name="merge", seconds=20.0, seed=seed, heal_after=stop),
                 regions=tuple([plans.RegionTable(name, replicas=replicas, clients=0) for name in regions]),
                 links=tuple([plans.LinkTable(a, b, self.rng.uniform(0.01, 0.06)) for a, b in links]),
                 streams=tuple([plans.Stream(f"s-{name}", name, gc=gc) for name in regions]),

@@ -221,6 +221,22 @@ def test_a_promise_for_a_stream_whose_definition_is_not_committed_here_yet_is_ke
     assert late.proxy.table.tick(stream, 0.0) > tick
 
 
+def test_the_lead_of_a_region_that_lost_its_memory_binds_later_heads() -> None:
+    head = Head()
+    losses = [Span.declared_lost(stream, 1, 50) for stream in ("s", "t", ticks_of("y"))]
+    head.proxy.table.observe_ticks(head.rig.now + 5.0)
+    parts = [*losses, *head.proxy._promises.after_loss(head.rig.now, losses)]
+    head.rig._carry("y0", head.proxy._replicate(head.rig.now, parts))
+    head.rig.sync("y0")
+    assert {stream: end for stream, (_, end) in head.promised().items()} == {"s": 50, "t": 50}
+    lead = tick_at(head.rig.now + 5.0)
+    head.rig.crash("y0")
+    head.rig.now -= 3600.0
+    head.rig.restart("y0")
+    head.configure("y0")
+    assert head.publish("s", 1).lo == 50 and head.proxy.log.ticks["s"] > lead
+
+
 def test_promises_of_streams_that_are_gone_are_swept_and_all_others_stay() -> None:
     head = Head(swept=3)
     head.hears(Merge(7, ("s",)))

@@ -7,6 +7,7 @@ could make are made on purpose, and must be seen.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from tidings.protocols.replication.recovery import RecoverySettings
 from tidings.protocols.services.promises import PromiseSettings, merges_of, ticks_of
 from tidings.protocols.services.streams import StreamTable
 from tidings.sim import scenario as plans
+from tidings.sim.faults import Faults
 from tidings.sim.scenario import Cut, Heal, Pause, Skew, StartAll, StopAll
 
 BIG = SubscriptionSettings()
@@ -206,7 +208,7 @@ def fail_over(phase: str, skew: float, *, seed: int = 11, stuck: bool = False) -
 
 
 @pytest.mark.parametrize("phase", ["numbered", "forwarded", "committed", "acknowledged"])
-@pytest.mark.parametrize("skew", [-3.0, 2.0])
+@pytest.mark.parametrize("skew", [-3.0, pytest.param(2.0, marks=pytest.mark.check)])
 def test_a_head_may_die_in_any_phase_of_a_promise(phase: str, skew: float) -> None:
     assert fail_over(phase, skew) == []
 
@@ -215,7 +217,7 @@ def test_a_new_head_keeps_promises_that_are_committed_after_it_has_taken_over() 
     assert fail_over("forwarded", -3.0, stuck=True) == []
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *[pytest.param(seed, marks=pytest.mark.check) for seed in range(1, 8)]])
 def test_clocks_may_be_wrong_by_seconds_and_jump(seed: int) -> None:
     world = World(seed, stop=7.0)
     merges = three_merges(world)
@@ -246,6 +248,7 @@ def test_demand_goes_round_a_cut_link_too() -> None:
     assert judge(world, (node, "b")) == []
 
 
+@pytest.mark.check
 def test_a_region_that_is_cut_off_holds_up_the_order_until_it_is_back() -> None:
     world = World(14, stop=8.0)
     merges = three_merges(world)
@@ -259,6 +262,7 @@ def test_a_region_that_is_cut_off_holds_up_the_order_until_it_is_back() -> None:
     assert judge(world, *merges) == []
 
 
+@pytest.mark.check
 def test_after_a_full_stop_the_region_keeps_its_promises() -> None:
     world = World(15, stop=8.0)
     merges = three_merges(world)
@@ -270,12 +274,26 @@ def test_after_a_full_stop_the_region_keeps_its_promises() -> None:
     assert judge(world, *merges) == []
 
 
+@pytest.mark.check
 def test_a_head_that_slept_and_was_replaced_promises_nothing() -> None:
     world = World(16, stop=9.0)
     merges = three_merges(world)
     world.at(3.0, Pause(3.0, "a/head", 4.0))
     world.run(14.0)
     assert judge(world, *merges) == [] and world.world.reports.get("head_lost", 0) > 0
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_breaks_the_order_is_one_and_complete(seed: int) -> None:
+    rng = random.Random(f"swarm/{seed}")
+    world = World(seed, stop=9.0, batch=rng.choice([1, 3]))
+    merges = (*three_merges(world), (world.merge("b", "ac", lo=LATEST, at=5.0), "ac"))
+    events = world.deployment.unleash(Faults.swarm(rng), rng, 1.5)
+    world.run(20.0)
+    last = max([tick for tick, _, _ in world.published("abc")])
+    world.run(max(20.0, tick_time(last) + 3.0))  # a clock was ahead
+    assert events and judge(world, *merges) == []
 
 
 # --- a region without memory --------------------------------------------------------------------------------
@@ -302,9 +320,9 @@ def forget(skew: float, cut: bool, lead: float = 2.0) -> World:
     return world.run(22.0)
 
 
-@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("cut", [pytest.param(False, marks=pytest.mark.check), True])
 def test_a_region_that_lost_its_memory_goes_on_above_what_it_had_promised(cut: bool) -> None:
-    world = forget(-1.5, cut)
+    world = forget(-2.5, cut)
     published = world.published("abc")
     assert len([row for row in published if row[1] == "s-a" and row[2] > 500]) > 20
     for client in world.clients.values():
@@ -313,10 +331,10 @@ def test_a_region_that_lost_its_memory_goes_on_above_what_it_had_promised(cut: b
         assert [stream for stream, _, _ in client.lost] == ["s-a"]
 
 
-def test_a_promise_that_only_the_lost_region_knew_is_kept_by_the_lead_of_its_clock() -> None:
-    world = forget(-6.0, cut=True, lead=0.0)
+def test_without_the_lead_a_promise_that_only_the_lost_region_knew_is_broken_and_that_is_seen() -> None:
+    world = forget(-2.5, cut=True, lead=0.0)
     (told,) = [client for node, client in world.clients.items() if node[0] == "a"]
-    assert told.ended is not None and "below what it promised" in told.ended.reason, "seen, never out of order"
+    assert told.ended is not None and "below what it promised" in told.ended.reason
     assert told.rows == sorted(told.rows)
 
 
@@ -351,7 +369,7 @@ def test_a_durable_merge_goes_on_above_its_cursor_and_supersedes_the_one_before(
     assert two.saved > two.begun
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.check)])
 def test_a_slow_reader_and_a_flood_of_one_stream_do_not_stop_a_merge(seed: int) -> None:
     tiny = SubscriptionSettings(window=4, chunk_rows=8, apart=1)
     world = World(20 + seed, rate=150.0, stop=5.0, batch=40, subscriptions=tiny)
@@ -398,6 +416,7 @@ def test_a_promise_that_is_shown_before_it_is_committed_is_seen(monkeypatch: pyt
     assert fail_over("numbered", -3.0)
 
 
+@pytest.mark.check
 def test_a_merger_that_believes_promises_before_the_stream_is_covered_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def settle(self: Track) -> None:
         horizon = self.subscriber.horizon or 0

@@ -3,7 +3,7 @@
 A replica and an edge. 2,000 events per second of 250 bytes are published, and every subscriber's filter passes two of
 them a second, as in Gryphon's measurements (GR1). What is reported is what the edge sent, its processor time (user and
 system), and how long an event took from before it was published to the subscriber's socket. Every subscriber must get
-exactly what its filter passes, or the benchmark fails.
+exactly what its filter passes, or the benchmark fails. Latencies are those of the later of two subscribing processes.
 
 ``bare-N`` is a process that sends messages of that size to as many connections, as often, and does nothing else: mostly
 the price of the system calls. Repetitions of both take turns. Publisher, replica, edge and subscribers share this
@@ -178,43 +178,38 @@ async def _measure(
         made += [await BenchWorker.start(*each, module=MODULE) for each in receiving]
         await asyncio.gather(*[worker.hear(WAIT + CONNECTING * count) for worker in made[1:]])
         pids = {"sender": made[0].process.pid, **watched} if sender else watched
-        usage = Usage({**pids, **{f"worker-{at}": worker.process.pid for at, worker in enumerate(made)}})
+        usage = Usage({**watched, **{f"worker-{at}": worker.process.pid for at, worker in enumerate(made)}})
         made[0].tell()
         await asyncio.sleep(scale.warm)
-        before, began = {name: ProcessorTime.of(pid) for name, pid in pids.items()}, time.monotonic()
+        before = {name: ProcessorTime.of(pid) for name, pid in pids.items()}
         await made[0].hear(scale.warm + scale.seconds + WAIT)
-        took = time.monotonic() - began
-        used = {name: ProcessorTime.of(pid) for name, pid in pids.items()}
-        others = usage.since(0.0)["others_cpus"]
         for worker in made[1:]:
             worker.tell("end")
         ends = await asyncio.gather(*[worker.hear(LATE + WAIT) for worker in made[1:]])
+        used = {name: ProcessorTime.of(pid) for name, pid in pids.items()}
+        others = usage.since(0.0)["others_cpus"]
     finally:
         await asyncio.gather(*[worker.end() for worker in made])
     wrong = {what: sum([each[what] for each in ends]) for what in ("missing", "surplus")}
     if any(wrong.values()):
         raise WorkerFailed(f"{count} subscribers got {wrong['missing']} events too few and {wrong['surplus']} too many")
-    return _sample(ends, before, used, took, others, scale)
+    return _sample(ends, before, used, others)
 
 
 def _sample(
-    ends: Sequence[Result],
-    before: dict[str, ProcessorTime],
-    used: dict[str, ProcessorTime],
-    took: float,
-    others: float,
-    scale: FanoutScale,
+    ends: Sequence[Result], before: dict[str, ProcessorTime], used: dict[str, ProcessorTime], others: float
 ) -> Result:
+    """Rates and shares between the end of the warm-up and the last arrival."""
+    took = max([each["last"] for each in ends]) - min([each["warm"] for each in ends])
     cpus = {
         name: ProcessorTime((now.user - before[name].user) / took, (now.system - before[name].system) / took)
         for name, now in used.items()
     }
     mine = cpus.get("edge") or cpus["sender"]
-    rate = sum([each["taken"] for each in ends]) / (scale.warm + scale.seconds)
+    rate = sum([each["samples"] for each in ends]) / took
     sample = {
         "events_per_s": rate,
-        "p50": statistics.median([each["p50"] for each in ends]),
-        "p99": max([each["p99"] for each in ends]),
+        **{part: max([each[part] for each in ends]) for part in ("p50", "p99")},
         "cpus": sum(mine),
         "user": mine.user,
         "system": mine.system,
@@ -228,11 +223,12 @@ def _summary(name: str, count: int, samples: Sequence[Result]) -> Result:
     """The repetition in the middle by processor time, and the extremes."""
     by_cpus = sorted(samples, key=lambda each: each["cpus"])
     middle = by_cpus[(len(by_cpus) - 1) // 2]
-    p50s = [each["p50"] for each in samples]
+    rates, p50s = [each["events_per_s"] for each in samples], [each["p50"] for each in samples]
     found: Result = {
         "name": name,
         "subscriptions": count,
         "events_per_s": round(middle["events_per_s"]),
+        "spread": [round(min(rates)), round(max(rates))],
         "latency_us": {part: statistics.median([each[part] for each in samples]) for part in ("p50", "p99")},
         "spread_p50": [min(p50s), max(p50s)],
         "cpus": round(middle["cpus"], 3),

@@ -279,8 +279,15 @@ def subscribe(job: FanoutJob, *, bare: bool = False) -> None:
     missing = sum([max(must - has, 0) for must, has in zip(wanted, got, strict=True)])
     surplus = sum([max(has - must, 0) for must, has in zip(wanted, got, strict=True)])
     stamps, delays = np.array(subscribers.stamps), np.array(subscribers.delays)
-    counted = delays[stamps >= stamps.min() + int(job.warm * 1e9)] if len(stamps) else delays
-    say(cpu=cpu() - used, taken=sum(got), missing=missing, surplus=surplus, **percentiles(counted.tolist() or [0]))
+    if not len(stamps):
+        raise FanoutFailed(f"{job.count} subscribers received nothing")
+    warm = int(stamps.min()) + int(job.warm * 1e9)
+    counted = delays[stamps >= warm].tolist() or [0]
+    span = {
+        "warm": warm / 1e9,
+        "last": int((stamps + delays).max()) / 1e9,
+    }  # from when on latencies count; the last arrival
+    say(cpu=cpu() - used, taken=sum(got), missing=missing, surplus=surplus, **span, **percentiles(counted))
 
 
 # --- bare sockets -----------------------------------------------------------------------------------------

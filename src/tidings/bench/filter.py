@@ -214,7 +214,7 @@ def run(runs: int = 3, progress: Progress | None = None, scale: FilterScale | No
 
 
 Job: TypeAlias = tuple[int, Callable[[pa.RecordBatch], int], int]
-"""SubscriptionColumns, what is done with a batch, how many batches."""
+"""How many subscriptions, what is done with a batch, how many batches."""
 
 
 def _jobs(scale: FilterScale, asked: SubscriptionColumns, filters: Sequence[Filter]) -> tuple[dict[str, Job], float]:

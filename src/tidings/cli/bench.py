@@ -210,7 +210,7 @@ def _row(run: dict[str, Any], measure: str) -> dict[str, Any]:
         row |= {f"{part} us": each for part, each in value.items()}
     else:
         row[measure.replace("_per_s", "/s").replace("_", " ")] = value
-    if spread := run.get("spread") or run.get("spread_p50"):
+    if spread := run.get("spread_p50" if measure == "latency_us" else "spread"):
         row |= dict(zip(("lowest", "highest"), spread, strict=True))
     return row
 

@@ -4,9 +4,9 @@ A filter is entered by its normal form (normal.py): conjunctions of values and i
 the filter itself looks at the rows that it lets through. Filters with the same text are one. A filter that says nothing
 about any column by itself has to look at every row, and there may be `MAX_SCANNED` of those.
 
-Three ways lead to the same answer. A few filters look at many rows themselves. New filters, and all of them where
-numba is missing or not worth it, are in dictionaries (buckets.py). The others are in a compiled table (table.py), which
-takes in the new ones when they have cost more than that does.
+Three ways lead to the same answer. A few filters look at many rows themselves. Conjunctions are in dictionaries
+(buckets.py) until looking rows up there has cost more than making a compiled table of them (table.py); where numba is
+not installed they stay there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_SCANNED = 1024  # ours, because each costs some 50 us for every batch
 MAX_SHAPES = 64  # ours, because each costs some 20 ns for every row
-REMOVED = 1024  # ours: so many numbers of removed filters, and a quarter of the others, wait for a table without them
+REMOVED = 1024  # ours: so many numbers of removed filters, beside a quarter of the others, are not given again yet
 COMPILE_LIMIT = 4096  # conjunctions; ours, because up to here dictionaries do and a process needs no compiler
 PRICE = 1024  # rows looked up in dictionaries; ours, because that is what making a table costs at least
 ROWS_PER_MASK = 128  # ours: in dictionaries so many rows cost what one filter does that looks at them all at once

@@ -30,7 +30,7 @@ Cut: TypeAlias = Any  # int, or for texts () < (1,) < (1, text, before or after)
 Interval: TypeAlias = tuple[Cut, Cut]
 Conjunction: TypeAlias = dict[Term, Interval]
 
-MAX_CONJUNCTIONS = 1024  # ours, because the index then has no more bytes of a filter than its text may have
+MAX_CONJUNCTIONS = 1024  # ours, because then a filter of the largest text takes half a megabyte of an index
 NULL, TOP = -(1 << 63), (1 << 63) - 1
 FIRST = NULL + 1  # numbers lie in [FIRST, TOP)
 NOT_A_NUMBER = 0x7FF8_0000_0000_0000

@@ -36,6 +36,7 @@ BODY, BODY_FILTER, NEXT = 8, 2 * MAX_RANGES, 2 * MAX_RANGES + 1  # columns of wh
 S_NUMBER, S_EQUAL, S_TERMS, S_RANGED = 0, 1, 2, 2 + MAX_EQUAL  # columns of a shape
 SHIFT = 5
 BLOCK = 1 << SHIFT
+LONG = 8 * BLOCK  # ours: rows of a run from which on skipping blocks pays
 GROUP = 64  # rows that are looked up together; ours, because what that asks of the memory fits the first-level cache
 AHEAD = 4  # ours, because the memory sees by then where this is going
 ROOM = 1024  # rows that can be chained at least; ours, because sorting as many takes no millisecond
@@ -113,9 +114,7 @@ def _enter(rows: Codes, i: int, equal: Codes, slots: Codes, heads: Codes, runs: 
 
 
 @kernel
-def _arrange(
-    rows: Codes, equal: Codes, slots: Codes, heads: Codes, bodies: Codes, peaks: Codes, tops: Codes
-) -> int:  # fmt: skip
+def _arrange(rows: Codes, equal: Codes, slots: Codes, heads: Codes, bodies: Codes, peaks: Codes, tops: Codes) -> int:
     """Fill in runs, bodies and the upper ends of blocks from sorted rows; how many runs there are."""
     runs, run = 0, -1
     for i in range(len(rows)):
@@ -190,39 +189,60 @@ def _find(
 
 
 @kernel
-def _meets(body: int, v: int, w: int, x: int) -> bool:
-    """Whether the intervals of the body at an address hold three values, the first lower end aside."""
-    inside = (v < load64(body + 8)) & (load64(body + 16) <= w) & (w < load64(body + 24))
-    return inside & (load64(body + 32) <= x) & (x < load64(body + 40))
+def _scan(
+    bodies: Codes, at: int, stop: int, v: int, w: int, x: int, row: int, found: Codes, size: int
+) -> tuple[int, int]:
+    """Add a row's pairs with the filters of sorted bodies whose intervals hold its three values.
+
+    How many pairs there are then, and the first body whose lower end is too high.
+    """
+    out = np.int64(found.ctypes.data)
+    first = np.int64(bodies.ctypes.data)
+    body, last = first + 8 * BODY * at, first + 8 * BODY * stop
+    while body < last and load64(body) <= v:
+        inside = (v < load64(body + 8)) & (load64(body + 16) <= w) & (w < load64(body + 24))
+        inside &= (load64(body + 32) <= x) & (x < load64(body + 40))
+        store64(out + 8 * size, row | load64(body + 8 * BODY_FILTER))
+        size += inside  # without a branch on what cannot be predicted
+        body += 8 * BODY
+    return size, int((body - first) // (8 * BODY))
 
 
 @kernel
-def _scan(
+def _scan_long(
     bodies: Codes, at: int, stop: int, peaks: Codes, tops: Codes, v: int, w: int, x: int, row: int,
     found: Codes, size: int,
 ) -> int:  # fmt: skip
-    """Add a row's pairs with the filters of a run whose intervals hold its three values; how many there are then."""
-    base, out = np.int64(bodies.ctypes.data), np.int64(found.ctypes.data)
-    while at < stop:
-        if at & (BLOCK - 1) == 0:
-            if bodies[at, 0] > v:
+    """The same without the blocks in which no upper end is high enough."""
+    while at < stop and bodies[at, 0] <= v:
+        if at & (BLOCK * BLOCK - 1) == 0 and tops[at >> (2 * SHIFT)] <= v:
+            at += BLOCK * BLOCK
+        elif at & (BLOCK - 1) == 0 and peaks[at >> SHIFT] <= v:
+            at += BLOCK
+        else:
+            end = min(stop, (at | (BLOCK - 1)) + 1)
+            size, at = _scan(bodies, at, end, v, w, x, row, found, size)
+            if at < end:
                 break
-            if at & (BLOCK * BLOCK - 1) == 0 and tops[at >> (2 * SHIFT)] <= v:
-                at += BLOCK * BLOCK
-                continue
-            if peaks[at >> SHIFT] <= v:
-                at += BLOCK
-                continue
-        end = min(stop, (at | (BLOCK - 1)) + 1)
-        body, last = base + 8 * BODY * at, base + 8 * BODY * end
-        while body < last and load64(body) <= v:
-            store64(out + 8 * size, row | load64(body + 8 * BODY_FILTER))
-            size += _meets(body, v, w, x)  # without a branch on what cannot be predicted
-            body += 8 * BODY
-        if body < last:
-            break
-        at = end
     return size
+
+
+@kernel
+def _follow(
+    bodies: Codes, chained: int, v: int, w: int, x: int, row: int, found: Codes, size: int, tally: Codes
+) -> tuple[Codes, int]:
+    """The same along a chain; the pairs may have moved."""
+    while chained != 0:
+        at = chained - 1
+        inside = bodies[at, 0] <= v < bodies[at, 1] and bodies[at, 2] <= w < bodies[at, 3]
+        if inside and bodies[at, 4] <= x < bodies[at, 5]:
+            if size + 1 >= len(found):
+                found = _grown(found, size, 1)
+            found[size] = row | bodies[at, BODY_FILTER]
+            size += 1
+        chained = bodies[at, NEXT]
+        tally[0] += 1
+    return found, size
 
 
 @kernel
@@ -234,20 +254,21 @@ def _grown(found: Codes, size: int, more: int) -> Codes:
 
 @kernel
 def _match(
-    codes: Codes, shapes: Codes, slots: Codes, heads: Codes, bodies: Codes, peaks: Codes, tops: Codes
-) -> tuple[Codes, int]:
-    """The pairs of a row and a filter of which a conjunction is met, rows ascending; and the steps along chains.
+    codes: Codes, shapes: Codes, slots: Codes, heads: Codes, bodies: Codes, peaks: Codes, tops: Codes, tally: Codes
+) -> Codes:
+    """The pairs of a row and a filter of which a conjunction is met, rows ascending; counts the steps along chains.
 
     A pair comes once for each conjunction that is met.
     """
-    count, base = codes.shape[1], np.int64(bodies.ctypes.data)
+    count = codes.shape[1]
     runs = np.empty((GROUP, len(shapes)), np.int64)
     found = np.empty(min(16 * count, 1 << 16) + 64, np.int64)
-    size = steps = 0
+    size = 0
     for first in range(0, count, GROUP):
         group = min(GROUP, count - first)
         _find(codes, first, group, shapes, slots, heads, bodies, runs)
         for i in range(first, first + group):
+            row = i << ID_BITS
             for s in range(len(shapes)):
                 run = runs[i - first, s]
                 if run < 0:
@@ -257,17 +278,13 @@ def _match(
                 x = codes[shapes[s, S_RANGED + 2], i]
                 if size + stop - at >= len(found):
                     found = _grown(found, size, stop - at)
-                size = _scan(bodies, at, stop, peaks, tops, v, w, x, i << ID_BITS, found, size)
-                while chained != 0:
-                    if size + 1 >= len(found):
-                        found = _grown(found, size, 1)
-                    body = base + 8 * BODY * (chained - 1)
-                    if load64(body) <= v and _meets(body, v, w, x):
-                        found[size] = (i << ID_BITS) | load64(body + 8 * BODY_FILTER)
-                        size += 1
-                    chained = load64(body + 8 * NEXT)
-                    steps += 1
-    return found[:size], steps
+                if stop - at <= LONG:
+                    size, _ = _scan(bodies, at, stop, v, w, x, row, found, size)
+                else:
+                    size = _scan_long(bodies, at, stop, peaks, tops, v, w, x, row, found, size)
+                if chained != 0:
+                    found, size = _follow(bodies, chained, v, w, x, row, found, size, tally)
+    return found[:size]
 
 
 # --- texts --------------------------------------------------------------------------------------------------
@@ -351,7 +368,8 @@ class ConjunctionTable:
         self._sorted: Codes = np.empty((0, WIDTH), np.int64)
         self._chained: Codes = np.empty((0, WIDTH), np.int64)  # and room for more
         self._links = 0  # rows of it that are used
-        self._dead = self._steps = 0
+        self._dead = 0
+        self._tally: Codes = np.zeros(1, np.int64)  # steps along chains since everything was sorted
         self._bodies: Codes = np.empty((0, BODY), np.int64)
         self._runs = 0
 
@@ -376,13 +394,13 @@ class ConjunctionTable:
         """The pairs of a row and a filter of which a conjunction is met; one may come twice."""
         if self._new:
             self._take_in()
-        if self._steps > STEPS * (ROOM + len(self)) or self._dead > ROOM + len(self) // 4:
+        if self._tally[0] > STEPS * (ROOM + len(self)) or self._dead > ROOM + len(self) // 4:
             self.sort()
         codes: Codes = np.empty((len(self._columns), rows.count), np.int64)
         for at, (term, ordered) in enumerate(self._columns):
             codes[at] = self._text_codes(term, ordered, rows) if rows.is_text(term) else rows.numbers(term)
-        pairs, steps = _match(codes, self._plan, self._slots, self._heads, self._bodies, self._peaks, self._tops)
-        self._steps += steps
+        arrays = (self._plan, self._slots, self._heads, self._bodies, self._peaks, self._tops)
+        pairs: Codes = _match(codes, *arrays, self._tally)
         return pairs[self._alive[pairs & IDS]] if self._dead else pairs
 
     def _text_codes(self, term: int, ordered: bool, rows: CodedRows) -> Any:
@@ -473,7 +491,7 @@ class ConjunctionTable:
         count = len(self._sorted)
         room = ROOM + count // 4
         self._chained = np.empty((room, WIDTH), np.int64)
-        self._links = self._dead = self._steps = 0
+        self._links = self._dead = self._tally[0] = 0
         present = set(np.unique(self._sorted[:, SHAPE]).tolist())
         self._shapes = {shape: number for shape, number in self._shapes.items() if number in present}
         for term, words in self._words.items():

@@ -24,13 +24,14 @@ class Track:
 
     __slots__ = (
         *("acked", "begin", "complete", "first", "given", "out", "pieces", "promises", "region", "released"),
-        *("subscriber", "taken", "told"),
+        *("rows", "subscriber", "taken", "told"),
     )
 
     def __init__(self, subscriber: Subscriber, region: RegionId) -> None:
         self.subscriber = subscriber
         self.region = region
         self.pieces: deque[Span] = deque()  # what has come and is not released
+        self.rows = 0  # in it
         self.promises: deque[tuple[int, Tick]] = deque()  # (end, tick) of those whose end is not covered
         self.complete: Tick = 0  # everything at or below this has come
         self.begin: int | None = None  # the number it begins with
@@ -79,7 +80,7 @@ class Track:
 
     def begin_above(self, floor: Tick) -> None:
         """Rows at or below a tick are not wanted."""
-        pieces, self.pieces = self.pieces, deque()
+        pieces, self.pieces, self.rows = self.pieces, deque(), 0
         for span in pieces:
             self._keep(span, floor)
 
@@ -88,9 +89,11 @@ class Track:
         unwanted = 0 if floor is None else bisect_right(origins, floor, key=_tick)
         if unwanted:
             self.pieces.clear()
+            self.rows = 0
             if (end := origins[unwanted - 1].hi) == span.hi:
                 return
             span = span.slice(end, span.hi)
+        self.rows += span.rows.count
         last = self.pieces[-1] if self.pieces else None
         if last is not None and last.hi == span.lo and is_coverage(last) and is_coverage(span):
             asof = max(last.asof, span.asof)  # what was gone stays gone
@@ -125,12 +128,14 @@ class Track:
             span = self.pieces[0]
             origins = origins_of(span)
             if not origins or origins[-1].tick <= tick:
+                self.rows -= span.rows.count
                 yield self.pieces.popleft()
                 continue
             at = origins[bisect_right(origins, tick, key=_tick)].lo
             if at > span.lo:
-                self.pieces[0] = span.slice(at, span.hi)
-                yield span.slice(span.lo, at)
+                self.pieces[0], span = span.slice(at, span.hi), span.slice(span.lo, at)
+                self.rows -= span.rows.count
+                yield span
             return
 
     @property

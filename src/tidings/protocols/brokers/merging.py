@@ -214,11 +214,13 @@ class Merger:
         for track in self.tracks.values():
             assert len(track.promises) <= PENDING, "promises that wait are bounded"
             assert self.floor is None or track.released <= self.tick, "nothing above the tick is released"
+            assert track.rows == sum([span.rows.count for span in track.pieces]), "rows that wait are counted"
 
     def close(self) -> Effects:
         """The application has closed the merge."""
         self.over = True
-        return [*[effect for each in self.parts.values() for effect in each.close()], *self._ask()]
+        ended = [effect for each in self.parts.values() for effect in each.close()]
+        return [*ended, *(self._ask() if self.following else ())]
 
     # --- subscriptions ----------------------------------------------------------------------------------
 
@@ -330,6 +332,8 @@ class Merger:
 
     def _step(self, known: Tick) -> Tick:
         """How far to go at once."""
+        if sum([track.rows for track in self.tracks.values()]) <= ROWS:
+            return known
         batches: list[tuple[Tick, int]] = []
         for track in self.tracks.values():
             rows = 0
@@ -445,6 +449,8 @@ class Merger:
             self.unsaved = 0
             self.head.rotate()
         out += [*question, *self._release(now)]
+        if slept:
+            self.told = now
         if slept or any([track.out for track in self.tracks.values()]):
             self.moved = now
         patience = self.open.patience

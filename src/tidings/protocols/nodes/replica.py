@@ -290,8 +290,9 @@ class Replica:
             return []
         self.recovery.end()
         self.table.observe_ticks(now + self.settings.recovery.lead if losses else 0.0)
+        promises = self._promises.after_loss(now, losses) if losses else []
         self.publishers.entries[OWNER] = PublisherEntry(1, 0, self.log.last + 1, 1, (), now)
-        effects = self._replicate(now, [*losses, self._publishing.entry(now, OWNER)])
+        effects = self._replicate(now, [*losses, *promises, self._publishing.entry(now, OWNER)])
         return [*effects, *self.inter_region.adopted(), Report("settled"), *[Report("declared_lost") for _ in losses]]
 
     # --- upkeep -----------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ numbers nothing until recovery has ended:
 
 Some committed events may have reached subscribers of this region but no other region. So the hole is made ``skip``
 numbers longer: those numbers are not given out again, and every subscriber is told of the loss. For the same reason
-ticks go on ``lead`` seconds ahead: a promise (services/promises.py) may be known in this region alone, made by a head
-whose clock was ahead of this one's. Promises that other regions hold are fetched like everything else, and observed.
+ticks go on ``lead`` seconds ahead, which the record says, too: a promise (services/promises.py) may be known in this
+region alone, made by a head whose clock was ahead of this one's. Promises that other regions hold are fetched like
+everything else, and observed.
 
 Guarantee: a number that an answering region holds, or that lies within ``skip`` of it, is not given out again. The
 record is replicated before anything is numbered. It carries an entry of `_publishers`, which otherwise only a head

@@ -18,7 +18,7 @@ gives this for the promises that another region holds; for others as far as Reco
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import msgspec
@@ -179,13 +179,24 @@ class Promises(HeadService):
             origin = Origin(lo, lo + 1, region, 0, lo, 0, now, region)
             parts.append(Span.of(stream, lo, before_rows(lo, [lo], origin)))
             lo += 1
-        pairs = [(each, msgspec.msgpack.encode(promise)) for each, promise in told.items()]
-        return Step([*parts, Span.of(stream, lo, _rows(lo, pairs, now, region))])
+        return Step([*parts, Span.of(stream, lo, _promise_rows(lo, told, now, region))])
+
+    def after_loss(self, now: Time, losses: Iterable[Span]) -> list[Span]:
+        """Promises for all streams, to be written with what is declared lost: they bind later heads to these ticks."""
+        table, stream = self.table, ticks_of(self.table.region)
+        ends = table.log.ends | {loss.stream: loss.hi for loss in losses}
+        told = {each: (table.promise(each, now), ends[each]) for each in table.clocks}
+        lo = ends[stream]
+        return [Span.of(stream, lo, _promise_rows(lo, told, now, table.region))] if told else []
 
     def _forget(self, now: Time) -> None:
         """Forget streams that nobody merges any more, and those that are gone."""
         heard = {each: min(at, now) for each, at in self.heard.items() if each in self.table.clocks}
         self.heard = {each: at for each, at in heard.items() if now - at <= self.settings.ttl}
+
+
+def _promise_rows(lo: int, told: Mapping[StreamId, Promise], now: Time, region: RegionId) -> Rows:
+    return _rows(lo, [(each, msgspec.msgpack.encode(promise)) for each, promise in told.items()], now, region)
 
 
 def _rows(lo: int, pairs: list[tuple[StreamId, bytes]], now: Time, region: RegionId) -> Rows:
